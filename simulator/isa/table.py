@@ -8,7 +8,7 @@ may be broadcast against [W, 1] (an SGPR operand) or [1, 1] (an immediate). It m
 Operand types
     "f64" "f32" "f16" "u64" "i64" "b64" "u32" "i32" "b32" "u16" "i16" "b16" "u8" "i8"
                   NumPy float64, float32, float16, uint64, int64, uint64, uint32, int32, uint32, uint16, ...
-    "b96" "b128"  arrays of dwords with one more axis at the end
+    "b96" "b128" "b192" "b512" "b1024"    arrays of dwords with one more axis at the end
     "bf16"        uint16, the raw bits
     "pk_f16" "pk_i16" "pk_u16" "pk_b16" "pk_bf16"     two halves: one more axis of length 2 at the end, low first
     "pk_f32" "pk_b32"                                 two dwords of a register pair: the same, as float32, uint32
@@ -17,6 +17,8 @@ Operand types
     "vcc" "scc" "exec"  read or written implicitly, not written in the text ("vcc" as destination may be written or not):
                   lane masks as boolean arrays; "scc" as a boolean array [W]
     "D.<type>"    source only: the previous value of the first destination (v_fmac_f32, s_mulk_i32), not in the text
+    "fp8"         implicit: the chip's 8-bit formats, the string `ArchSpec.fp8` ("fnuz" or "ocp")
+    "bitop3"      the integer of the modifier `bitop3:` (0 where it is not written)
     "simm16"      SOPK immediate, int32 after sign extension;  "uimm16" the same, zero-extended
 Destination types, also
     "b16.keep"    16-bit result that goes to the half `op_sel[3]` names, the other half kept
