@@ -33,9 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-FORMATS = frozenset(
-    "sop1 sop2 sopk sopc vop1 vop2 vop3 vopc vop3p sopp smem ds mubuf global flat scratch mfma".split()
-)
+FORMATS = frozenset("sop1 sop2 sopk sopc vop1 vop2 vop3 vopc vop3p sopp smem ds mubuf global flat scratch mfma".split())
 
 
 @dataclass(frozen=True)
