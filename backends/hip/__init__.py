@@ -1,0 +1,1 @@
+"""HIP for CDNA: device headers, hermetic toolchain, lint and resource checks."""
