@@ -48,6 +48,7 @@ class ArchSpec:
     peak_tflops: tuple[tuple[str, float], ...]  # dtype -> dense matrix peak; "f32_vector" is the plain ALU
     matrix: tuple[MatrixShape, ...] = ()
     lds_direct_load_bytes: tuple[int, ...] = ()  # widths of global -> LDS loads that bypass registers
+    vgpr_granule: int = 8  # vector registers are handed out a lane in multiples of this
 
     def peak(self, dtype: str) -> float:
         """Dense peak in TFLOP/s for operands of `dtype`."""
