@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: One kernel argument: a buffer by name, or a scalar passed by value.
 Argument = tuple[Literal["buffer"], str] | tuple[Literal["i32", "i64"], int] | tuple[Literal["f32"], float]
 
-#: Every byte of a buffer that a kernel must write before anyone reads it: NaN in f16, bf16, f32 and f64, -1 in integers.
+#: Every byte of a buffer that a kernel must write before anyone reads it: NaN in every float type, -1 in integers.
 UNWRITTEN_BYTE = 0xFF
 
 
@@ -28,7 +28,7 @@ class LaunchPlan:
     """One kernel launch.
 
     `binary` is the ELF code object (cubin for NVIDIA), `asm` its assembly text (the simulator runs that), `kernel` the
-    symbol in it. `grid` counts workgroups and `block` threads, per axis; `dynamic_lds` is in bytes, over the static LDS.
+    symbol in it. `grid` counts workgroups and `block` threads, per axis; `dynamic_lds` is in bytes, beyond static LDS.
     """
 
     binary: bytes

@@ -1,7 +1,7 @@
 """What a compiled kernel uses of the GPU, read from its assembly text, and whether that fits.
 
-The figures stand in the `.amdgpu_metadata` block that LLVM writes for every kernel, whether clang or Triton drove it, and
-in the comments after each function. The check is static: on some devices an oversized launch "runs" and returns garbage.
+The figures stand in the `.amdgpu_metadata` block that LLVM writes for every kernel, whether clang or Triton drove it,
+and in the comments after each function. The check is static: an oversized launch can "run" and return garbage.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def occupancy(resources: Resources, arch: ArchSpec, threads: int, dynamic_lds: i
     by_registers = waves_by_registers(resources, arch) * arch.simds_per_cu // waves
     lds = resources.lds_bytes + dynamic_lds
     workgroups = min(by_registers, arch.lds_bytes // lds) if lds else by_registers
-    return workgroups * waves // arch.simds_per_cu if workgroups * waves >= arch.simds_per_cu else min(workgroups, 1)
+    return max(workgroups * waves // arch.simds_per_cu, min(workgroups, 1))
 
 
 def check(resources: Resources, arch: ArchSpec, launch: LaunchPlan) -> list[Diagnostic]:
@@ -144,7 +144,7 @@ def check(resources: Resources, arch: ArchSpec, launch: LaunchPlan) -> list[Diag
     block = " x ".join(str(extent) for extent in launch.block)
     compiled_for = "raise __launch_bounds__ (num_warps in Triton) or launch fewer threads"
     limits = (
-        ("lds", lds, arch.lds_bytes, f"LDS {lds:,} B of {arch.lds_bytes:,} B{parts}", "use smaller tiles or fewer stages"),
+        ("lds", lds, arch.lds_bytes, f"LDS {lds:,} B of {arch.lds_bytes:,} B{parts}", "smaller tiles or fewer stages"),
         (
             "threads", launch.threads, arch.max_threads,
             f"{block} = {launch.threads:,} threads a workgroup of {arch.max_threads:,}", "use a smaller workgroup",

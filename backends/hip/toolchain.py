@@ -8,13 +8,14 @@ Three toolchains, in order of preference under ``"auto"``:
 ``clang-19``  Debian's clang with Debian's HIP headers and device libraries; kvc supplies the control constants, since
               that package lacks one for the newer chips. It knows no chip newer than itself.
 
-Every toolchain goes the same way: source -> assembly text -> object -> shared code object. The text is therefore exactly
-what the binary holds, which the simulator, the resource check and a reader all rely on.
+Every toolchain goes the same way: source -> assembly text -> object -> shared code object. The text is therefore
+exactly what the binary holds, which the simulator, the resource check and a reader all rely on.
 
-Floating point: ``-ffp-contract=on``. HIP's own default (fast-honor-pragmas) fuses a multiply and an add wherever they meet,
-across statements too; that would fuse through the typed temporaries in which a spec says "rounded here", and break
-error-compensated sums. ``on`` fuses within one expression alone, so ``acc += a * b`` is still one fma and a
-separate statement is still a separate rounding. Division and square root in fp32 are correctly rounded, denormals are kept.
+Floating point: ``-ffp-contract=on``. HIP's own default (fast-honor-pragmas) fuses a multiply and an add wherever they
+meet, across statements too; that would fuse through the typed temporaries in which a spec says "rounded here", and
+break error-compensated sums. ``on`` fuses within one expression alone, so ``acc += a * b`` is still one fma and a
+separate statement is still a separate rounding. Division and square root in fp32 are correctly rounded, and
+denormals are kept.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ _LINK_ERROR = re.compile(r"^(?:\S*ld\.lld|lld): error: (?P<text>.*)$", re.MULTIL
 class CodeObject:
     """What a compilation gives.
 
-    `asm` is the assembly text, `binary` the ELF code object linked from exactly that text, `toolchain` a JSON-able record
-    (name, version, flags, device_headers, device_libraries) that belongs in the cache key, `log` the compiler's
-    warnings (empty when there were none).
+    `asm` is the assembly text, `binary` the ELF code object linked from exactly that text, `toolchain` a JSON-able
+    record (name, version, flags, device_headers, device_libraries) that belongs in the cache key, `log` the
+    compiler's warnings (empty when there were none).
     """
 
     asm: str
@@ -99,9 +100,7 @@ class ToolchainInfo:
     extra_flags: tuple[str, ...] = field(default=())
 
     def describe(self) -> str:
-        return f"{self.name}: {self.version}" + (
-            f", device libraries {self.device_libraries}" * bool(self.library_paths)
-        )
+        return f"{self.name}: {self.version}, device libraries: {self.device_libraries}"
 
     def record(self) -> dict[str, Any]:
         """The deterministic part, for lock files and cache keys: no paths."""
@@ -114,11 +113,11 @@ class ToolchainInfo:
         }
 
 
-# ---- finding toolchains ------------------------------------------------------------------------------------------------
+# ---- finding toolchains ---------------------------------------------------------------------------------------------
 
 
 def discover() -> list[ToolchainInfo]:
-    """Every toolchain on this machine, preferred first; empty when there is none. Runs each compiler once per process."""
+    """Every toolchain on this machine, preferred first; empty when there is none. Asks each compiler once a process."""
     return [info for info in (_find_bundled(), _find_hipcc(os.environ.get("PATH", "")), _find_debian()) if info]
 
 
@@ -218,22 +217,21 @@ def device_headers_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-# ---- compiling -----------------------------------------------------------------------------------------------------------
+# ---- compiling ------------------------------------------------------------------------------------------------------
 
 
 def compile_hip(source: str, arch: str, *, toolchain: str = "auto", name: str = _SOURCE_NAME) -> CodeObject:
     """Compile HIP device source for one GPU.
 
-    `arch` is an `arch.py` row of vendor "amd"; `name` is only how the source is called in messages. The result depends on
-    the source, the arch and the toolchain alone: files have fixed names in a fresh folder, and no path enters the output.
-    Raises KVC0105 (unknown arch), KVC0501 (no toolchain), KVC0502 (does not compile; location and `details["errors"]`
+    `arch` is an `arch.py` row of vendor "amd"; `name` is only how the source is called in messages. The result depends
+    on the source, the arch and the toolchain alone: files have fixed names in a fresh folder, and no path enters the
+    output. Raises KVC0105 (unknown arch), KVC0501 (no toolchain), KVC0502 (does not compile; location and `details["errors"]`
     give each line).
     """
     row = arch_row(arch)
     if row.vendor != "amd":
-        raise KvcError(
-            "KVC0105", f"{arch} is not an AMD GPU", hint="HIP code for NVIDIA goes through kvc.backends.device.cuda"
-        )
+        hint = "HIP code for NVIDIA goes through kvc.backends.device.cuda"
+        raise KvcError("KVC0105", f"{arch} is not an AMD GPU", hint=hint)
     info = select(toolchain)
     with tempfile.TemporaryDirectory(prefix="kvc-hip-") as folder:
         work = Path(folder)
@@ -314,7 +312,7 @@ def _control_constants(info: ToolchainInfo, arch: str) -> bytes:
         return (work / "control.bc").read_bytes()
 
 
-# ---- running a compiler ----------------------------------------------------------------------------------------------------
+# ---- running a compiler ---------------------------------------------------------------------------------------------
 
 
 def _environment(info: ToolchainInfo, work: Path) -> Mapping[str, str]:
