@@ -1,0 +1,3 @@
+// <hip/hip_fp16.h> on NVIDIA.
+#pragma once
+#include "../../kvc_hip_cuda.h"

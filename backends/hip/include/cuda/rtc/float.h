@@ -1,0 +1,3 @@
+// <float.h> for NVRTC, which has no host library.
+#pragma once
+#include "../../c/float.h"
