@@ -88,7 +88,7 @@ class _Build(Transformer):
     def call(self, name: Token, args: list[Expr] | None) -> Expr:
         function = FUNCTIONS.get(str(name))
         if function is None:
-            raise _error(name, f"no function {name!r}")
+            raise _error(name, f"no function '{name}'")
         if function.arity != len(args or []):
             raise _error(name, f"{name} takes {function.arity} arguments, not {len(args or [])}")
         return Call(str(name), tuple(args or []))
