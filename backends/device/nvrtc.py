@@ -1,7 +1,8 @@
 """Compile HIP device source for NVIDIA: NVRTC where its library and headers are, else nvcc.
 
-The source is the same text that hipcc compiles; `<hip/hip_runtime.h>` resolves to kvc's HIP-to-CUDA header. CUDA's default of
-fusing multiply-adds is left on: what is seen on NVIDIA is a second opinion under a tolerance, never evidence for a gfx kernel.
+The source is the same text that hipcc compiles; `<hip/hip_runtime.h>` resolves to kvc's HIP-to-CUDA header. CUDA's
+default of fusing multiply-adds is left on: what is seen on NVIDIA is a second opinion under a tolerance, never evidence
+for a gfx kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ERROR = re.compile(r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?:catastrophic
 
 @dataclass(frozen=True)
 class CudaCompiler:
-    """`kind` is "nvrtc" (path of the library) or "nvcc" (path of the program); `headers` holds cuda_fp16.h for NVRTC."""
+    """`kind` is "nvrtc" (`path` of the library, `headers` with cuda_fp16.h) or "nvcc" (`path` of the program)."""
 
     kind: str
     path: str
@@ -91,7 +92,7 @@ def _include_flags(*folders: str) -> list[str]:
     return [f"-I{folder}" for folder in (*folders, INCLUDE_DIR / "cuda")]
 
 
-# ---- nvcc --------------------------------------------------------------------------------------------------------------
+# ---- nvcc -----------------------------------------------------------------------------------------------------------
 
 
 def _with_nvcc(compiler: CudaCompiler, source: str, arch: str, name: str) -> tuple[bytes, str, str]:
@@ -137,7 +138,7 @@ def _compile_error(log: str, name: str) -> KvcError:
     return KvcError("KVC0502", f"{errors[0]['message']}{more}", place, errors=errors, log=log)
 
 
-# ---- NVRTC -------------------------------------------------------------------------------------------------------------
+# ---- NVRTC ----------------------------------------------------------------------------------------------------------
 
 
 def _with_nvrtc(compiler: CudaCompiler, source: str, arch: str, name: str) -> tuple[bytes, str, str]:

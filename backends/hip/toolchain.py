@@ -225,8 +225,8 @@ def compile_hip(source: str, arch: str, *, toolchain: str = "auto", name: str = 
 
     `arch` is an `arch.py` row of vendor "amd"; `name` is only how the source is called in messages. The result depends
     on the source, the arch and the toolchain alone: files have fixed names in a fresh folder, and no path enters the
-    output. Raises KVC0105 (unknown arch), KVC0501 (no toolchain), KVC0502 (does not compile; location and `details["errors"]`
-    give each line).
+    output.
+    Raises KVC0105 (unknown arch), KVC0501 (no toolchain), KVC0502 (does not compile: location, `details["errors"]`).
     """
     row = arch_row(arch)
     if row.vendor != "amd":
