@@ -1,0 +1,160 @@
+"""Input sets of a spec: seeded, of several distributions, valid for how each operand is used.
+
+Integer operands that index a tensor stay inside it; float operands are made positive (or kept inside the unit
+interval) where the oracle is mostly non-finite otherwise, as variances and logarithms demand.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvc.dtypes import DType
+from kvc.kernel import Axis, Call, Expr, KernelSpec, Load, Scatter, walk
+
+if TYPE_CHECKING:
+    import torch
+
+#: Names of the input sets, in the order in which they are tried.
+INPUT_SETS = ("normal", "special", "offset", "large", "rows", "small")
+
+#: Non-finite results that a plain draw may give before its operands are drawn again from another domain.
+MAX_NONFINITE = 0.1
+
+_COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Which operands must be drawn from a restricted set: "positive" (0.1 and up) or "unit" (-0.9 .. 0.9)."""
+
+    restricted: tuple[tuple[str, str], ...] = ()
+
+    def of(self, operand: str) -> str:
+        return dict(self.restricted).get(operand, "any")
+
+
+def integer_ranges(spec: KernelSpec) -> dict[str, tuple[int, int]]:
+    """[low, high) for each integer operand: [0, extent) of the smallest axis that it indexes or is compared with."""
+    limits: dict[str, int] = {}
+    sources = _integer_sources(spec)
+
+    def limit(expr: Expr, extent: int) -> None:
+        for load in (e for e in walk(expr) if isinstance(e, Load)):
+            for operand in sources.get(load.tensor, ()):
+                limits[operand] = min(limits.get(operand, extent), extent)
+
+    for stmt in spec.body:
+        for root in stmt.roots:
+            for node in walk(root):
+                if isinstance(node, Load):
+                    for index, dim in zip(node.index, spec.dims_of(node.tensor), strict=True):
+                        limit(index, spec.extent(dim))
+                elif isinstance(node, Call) and node.fn in _COMPARES:
+                    for one, other in (node.args, node.args[::-1]):
+                        if isinstance(other, Axis):
+                            limit(one, spec.extent(other.name))
+        if isinstance(stmt.over, Scatter):
+            for index, axis in zip(stmt.over.index, stmt.axes, strict=True):
+                limit(index, spec.extent(axis))
+    return {o.name: _range(o.dtype, limits.get(o.name)) for o in spec.inputs if o.dtype.is_integer}
+
+
+def _range(dtype: DType, limit: int | None) -> tuple[int, int]:
+    if limit is not None:
+        return 0, max(min(limit, 2 ** (dtype.bits - (dtype.kind == "int"))), 1)
+    return (0, 9) if dtype.kind == "uint" else (-9, 10)
+
+
+def _integer_sources(spec: KernelSpec) -> dict[str, tuple[str, ...]]:
+    """For each integer tensor, the integer operands that its values come from."""
+    sources: dict[str, tuple[str, ...]] = {o.name: (o.name,) for o in spec.inputs if o.dtype.is_integer}
+    for stmt in spec.body:
+        if stmt.dtype.is_integer:
+            read = [operand for load in stmt.loads() for operand in sources.get(load.tensor, ())]
+            sources[stmt.target] = tuple(dict.fromkeys(read))
+    return sources
+
+
+def draw(spec: KernelSpec, name: str, seed: int, domain: Domain = Domain()) -> dict[str, torch.Tensor]:
+    """Inputs of set `name`, one contiguous tensor an operand in its logical shape and dtype. The draw depends on the
+    spec's identity, the set, the seed and the operand's position, and on nothing else."""
+    import torch
+
+    ranges = integer_ranges(spec)
+    inputs = {}
+    for position, operand in enumerate(spec.inputs):
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{spec.hash}/{name}/{seed}/{position}".encode()))
+        shape = spec.shape_of(operand.name)
+        to = getattr(torch, operand.dtype.torch_name)
+        if operand.dtype.kind == "bool":
+            inputs[operand.name] = torch.rand(shape, generator=generator) < 0.5
+        elif operand.dtype.is_integer:
+            low, high = ranges[operand.name]
+            inputs[operand.name] = torch.randint(low, high, shape, generator=generator).to(to)
+        else:
+            inputs[operand.name] = _floats(shape, operand.dtype, name, domain.of(operand.name), generator).to(to)
+    return inputs
+
+
+def _floats(shape: tuple[int, ...], dtype: DType, name: str, domain: str, generator: torch.Generator) -> torch.Tensor:
+    """float64 values of a distribution; the caller rounds them."""
+    import torch
+
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if domain == "unit":
+        x = torch.rand(shape, generator=generator, dtype=torch.float64) * 1.8 - 0.9
+    elif domain == "positive":
+        x = x.abs() + 0.1
+    if name == "large":
+        x = x if domain == "unit" else x * (32.0 if dtype.bits < 32 else 1024.0)
+    elif name == "small":
+        x = x * 2.0**-10
+    elif name == "offset" and domain != "unit":
+        x = x + (16.0 if dtype.bits < 32 else 256.0)
+    elif name == "rows" and x.ndim:
+        x = x[..., :1].expand(shape).clone()
+    elif name == "special":
+        x = _sprinkle(x, dtype, domain, generator)
+    return x
+
+
+def _sprinkle(x: torch.Tensor, dtype: DType, domain: str, generator: torch.Generator) -> torch.Tensor:
+    """A few infinities, NaNs, zeros and subnormals among normal values (formats without infinity saturate)."""
+    import torch
+
+    if x.numel() == 0:
+        return x
+    smallest = torch.finfo(getattr(torch, dtype.torch_name)).tiny
+    values = [0.0, smallest / 4] if domain != "any" else [0.0, -0.0, smallest / 4, -smallest / 2]
+    if dtype.bits >= 16:
+        values += [float("inf"), float("nan")] + ([float("-inf")] if domain == "any" else [])
+    # At most one element in eight, so that rows without any special value remain in small tensors too.
+    count = min(len(values), max(x.numel() // 8, 1))
+    places = torch.randperm(x.numel(), generator=generator)[:count]
+    first = int(torch.randint(len(values), (1,), generator=generator))
+    chosen = [values[(first + n) % len(values)] for n in range(count)]
+    flat = x.reshape(-1).clone()
+    flat[places] = torch.tensor(chosen, dtype=torch.float64)
+    return flat.reshape(x.shape)
+
+
+def nonfinite(outputs: Mapping[str, torch.Tensor]) -> float:
+    """The largest share of non-finite values among the float outputs."""
+    import torch
+
+    floats = [t for t in outputs.values() if t.is_floating_point() and t.numel()]
+    return max((1.0 - float(torch.isfinite(t).double().mean()) for t in floats), default=0.0)
+
+
+def domains(spec: KernelSpec) -> Iterator[Domain]:
+    """Domains to try, least restricted first: none, each operand positive alone (a variance among others), all
+    positive, all inside the unit interval."""
+    floats = [o.name for o in spec.inputs if o.dtype.is_float]
+    yield Domain()
+    for name in floats:
+        yield Domain(((name, "positive"),))
+    for kind in ("positive", "unit"):
+        yield Domain(tuple((name, kind) for name in floats))

@@ -1,0 +1,117 @@
+"""The reference side of a comparison: a spec in float64 and in its working dtype, and how sensitive it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from kvc.interpret import interpret
+from kvc.kernel import KernelSpec
+from kvc.verify.inputs import INPUT_SETS, MAX_NONFINITE, Domain, domains, draw, nonfinite
+
+if TYPE_CHECKING:
+    import torch
+
+#: Relative size of the perturbation that measures sensitivity: one unit in the last place of fp32.
+PROBE_EPS = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One input set with everything that results are compared with.
+
+    `oracle` holds float64 (ints and bools exact), `working` the operand's dtypes, `probe` the oracle on float inputs
+    each moved by at most one fp32 ulp: how far a backward-stable computation in fp32 may stray.
+    """
+
+    name: str
+    inputs: dict[str, torch.Tensor]
+    oracle: dict[str, torch.Tensor]
+    working: dict[str, torch.Tensor]
+    probe: dict[str, torch.Tensor]
+
+
+class Examiner:
+    """References of a spec, worked out once each and shared by all candidates for it.
+
+    `degenerate` lists float outputs that are (nearly) constant on every draw: there a constant passes as well, so the
+    comparison proves less than it seems to.
+    """
+
+    def __init__(self, spec: KernelSpec, seed: int = 0) -> None:
+        self.spec = spec
+        self.seed = seed
+        self._references: dict[str, Reference] = {}
+
+    @cached_property
+    def _drawn(self) -> tuple[Domain, int, tuple[str, ...]]:
+        """Domain and seed of the first draw whose oracle is mostly finite and not degenerate; else the best one."""
+        best: tuple[float, Domain] = (math.inf, Domain())
+        for domain in domains(self.spec):
+            outputs = interpret(self.spec, draw(self.spec, "normal", self.seed, domain))
+            share = nonfinite(outputs)
+            if share < best[0]:
+                best = (share, domain)
+            if share <= MAX_NONFINITE:
+                break
+        constant = self._constant(outputs)
+        if not constant:
+            return best[1], self.seed, ()
+        again = self.seed + 1_000_003
+        constant = self._constant(interpret(self.spec, draw(self.spec, "normal", again, best[1])))
+        return best[1], again if not constant else self.seed, constant
+
+    def _constant(self, outputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        from kvc.verify.compare import tells_constants_apart
+
+        return tuple(name for name, t in outputs.items() if not tells_constants_apart(t, self.spec.operand[name].dtype))
+
+    @property
+    def degenerate(self) -> tuple[str, ...]:
+        return self._drawn[2]
+
+    @property
+    def input_sets(self) -> tuple[str, ...]:
+        """The sets that mean something for this spec: variants of floats need a float operand."""
+        has_floats = any(o.dtype.is_float for o in self.spec.inputs)
+        return INPUT_SETS if has_floats else ("normal",)
+
+    def reference(self, name: str) -> Reference:
+        if name not in self._references:
+            domain, seed, _ = self._drawn
+            self._references[name] = self.evaluate(name, draw(self.spec, name, seed, domain))
+        return self._references[name]
+
+    def evaluate(self, name: str, inputs: dict[str, torch.Tensor]) -> Reference:
+        """The reference on given inputs."""
+        return Reference(
+            name,
+            inputs,
+            interpret(self.spec, inputs),
+            interpret(self.spec, inputs, "working"),
+            interpret(self.spec, perturbed(inputs, self.seed)),
+        )
+
+    @cached_property
+    def growth(self) -> float:
+        """How many times its smallest perturbation a sum may stray: rounding errors of n terms added one after the
+        other perform a random walk, so they grow with the square root of n."""
+        inner = [stmt.inner_axes for stmt in self.spec.body]
+        return 2.0 + 0.5 * math.sqrt(max((math.prod(self.spec.extent(a) for a in axes) for axes in inner), default=1))
+
+
+def perturbed(inputs: Mapping[str, torch.Tensor], seed: int, eps: float = PROBE_EPS) -> dict[str, torch.Tensor]:
+    """Float inputs in float64, each element moved by a random relative amount of at most `eps`."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        return x.double() * (1.0 + eps * (2.0 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1.0))
+
+    return {name: move(x) for name, x in inputs.items()}
