@@ -1,0 +1,513 @@
+"""Expressions of a spec -> C++ for one point of an iteration domain.
+
+A `Scope` gives the value of `tensor[index]` on demand: an element of a buffer is loaded, a pointwise temporary is
+computed again at that index, a reduction runs as a loop. Each value becomes one named local, remembered by (tensor,
+simplified index), so shared subexpressions stay shared and the text grows with the spec, not with its expansion.
+
+Axes are bound to expressions over the axes of the loop nest being written (a flat index, a vector lane, a column),
+and the index algebra simplifies every access over those: that is how a schedule finds out which accesses are
+contiguous, which are shared between lanes and which guards can never act.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvc.backends.hip.cxx import (
+    AND,
+    ATOM,
+    COMPUTE_TYPE,
+    EQUALITY,
+    MUL,
+    UNARY,
+    Names,
+    Val,
+    Writer,
+    convert,
+    from_storage,
+    identity,
+    infix,
+    literal,
+    rounded,
+)
+from kvc.backends.hip.spelling import SPELLINGS, Helpers
+from kvc.dtypes import BOOL, F32, F64, I32, I64, DType
+from kvc.functions import COMBINES, FUNCTIONS
+from kvc.kernel import (
+    Axis,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Extent,
+    KernelSpec,
+    Load,
+    Operand,
+    Reduce,
+    Size,
+    Stmt,
+    substitute,
+    walk,
+)
+from kvc.simplify import IndexAlgebra, Linear
+
+_INT32 = 2**31
+_INDEX_FUNCTIONS = frozenset({"add", "sub", "mul", "floordiv", "mod", "neg", "minimum", "maximum"})
+UNROLL_POINTS = 32  # inlined reductions up to this many points are unrolled
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory: the pointer's name, the element type, and strides in elements."""
+
+    pointer: str
+    dtype: DType
+    dims: tuple[str, ...]
+    strides: tuple[Expr, ...]
+    span: int  # elements between the first and one past the last that an index can reach
+
+
+@dataclass
+class Unit:
+    """One source file being written: what its kernels share."""
+
+    spec: KernelSpec
+    helpers: Helpers = field(default_factory=Helpers)
+    constants: dict[str, str] = field(default_factory=dict)  # `constexpr int NAME = value;` lines, by name
+
+    def extent(self, axis: str) -> str:
+        """The size of an axis as C++: a named constant, or the kernel's parameter where it is symbolic."""
+        size = self.spec.size[axis].size
+        if size is None:
+            return extent_parameter(axis)
+        name = f"{axis.upper()}_SIZE"
+        self.constants.setdefault(name, f"constexpr {'int' if size < _INT32 else 'long long'} {name} = {size};")
+        return name
+
+
+def extent_parameter(axis: str) -> str:
+    """The kernel parameter that holds the extent of a symbolic axis."""
+    return f"{axis}_size"
+
+
+class Kernel:
+    """One `__global__` function being written: its names, its buffers, its axes and its lines."""
+
+    def __init__(self, unit: Unit, buffers: dict[str, Buffer], wide: bool, readable: Iterable[str] = ()) -> None:
+        self.unit = unit
+        self.spec = unit.spec
+        self.helpers = unit.helpers
+        self.buffers = buffers
+        self.readable = frozenset(readable)  # tensors that are complete in memory; others are computed here
+        self.wide = wide  # 64-bit index arithmetic
+        self.writer = Writer(1)
+        self.sizes: dict[str, Size] = dict(unit.spec.size)
+        self.algebra = IndexAlgebra(self.sizes)
+        taken = {b.pointer for b in buffers.values()} | {extent_parameter(s.name) for s in unit.spec.sizes}
+        self.names = Names(taken)
+        self.axis_text: dict[str, str] = {}
+        self.used: dict[str, None] = {}  # tensors whose buffers it touches
+
+    @property
+    def index_type(self) -> str:
+        return "long long" if self.wide else "int"
+
+    def axis(self, stem: str, extent: int | None, text: str = "") -> Axis:
+        """A fresh loop axis (a C++ index variable of that name, or `text`); extent None: of unknown size."""
+        name = self.names.fresh(stem)
+        key = name if name not in self.unit.spec.size else f"{name}#"
+        self.sizes[key] = Size(key, extent) if extent is not None else Size(key, None, 0, 2**62)
+        self.axis_text[key] = text or name
+        return Axis(key)
+
+    @contextmanager
+    def dry(self) -> Iterator[None]:
+        """Emission inside leaves no trace: a rehearsal, to learn what a body will read."""
+        saved = self.writer, self.names, self.unit, self.helpers
+        sizes, texts, used = dict(self.sizes), dict(self.axis_text), dict(self.used)
+        self.writer, self.names = Writer(), Names(self.names.taken)
+        self.unit = Unit(self.spec)
+        self.helpers = self.unit.helpers
+        try:
+            yield
+        finally:
+            self.writer, self.names, self.unit, self.helpers = saved
+            self.axis_text, self.used = texts, used
+            self.sizes.clear()
+            self.sizes.update(sizes)
+
+    def split(self, flat: Expr, axes: tuple[str, ...]) -> dict[str, Expr]:
+        """Axes of a row-major domain as expressions of its flat index; the first one takes what is left over."""
+        point: dict[str, Expr] = {}
+        step = 1
+        for n, name in reversed(list(enumerate(axes))):
+            size = self.spec.size[name].size
+            assert size is not None
+            quotient = flat if step == 1 else Call("floordiv", (flat, Const(step)))
+            index = quotient if n == 0 else Call("mod", (quotient, Const(size)))
+            point[name] = self.algebra.index(index) if size != 1 else Const(0)
+            step *= size
+        return point
+
+
+class Scope:
+    """Values at one point, within one C++ block. `point` binds the spec's axes; `memo` holds what is already named."""
+
+    def __init__(self, kernel: Kernel, point: dict[str, Expr], memo: dict[Load, Val] | None = None) -> None:
+        self.kernel = kernel
+        self.spec = kernel.spec
+        self.point = point
+        self.memo: dict[Load, Val] = dict(memo or {})
+        self.on_load: Callable[[Load, Expr], None] | None = None
+        self.on_temp: Callable[[Load, Val], None] | None = None
+
+    def child(self, memo: dict[Load, Val] | None = None) -> Scope:
+        """A scope for a nested block: it sees what is named here, and what it names ends with the block."""
+        inner = Scope(self.kernel, self.point, {**self.memo, **(memo or {})})
+        inner.on_load, inner.on_temp = self.on_load, self.on_temp
+        return inner
+
+    # ------------------------------------------------------------ resolving
+    def resolve(self, expr: Expr, point: dict[str, Expr] | None = None) -> Expr:
+        """The expression over the axes of the loop nest, its indices simplified."""
+        return self.simplify(substitute(expr, self.point if point is None else point))
+
+    def simplify(self, expr: Expr) -> Expr:
+        if isinstance(expr, Load):
+            index = tuple(self.kernel.algebra.index(self.simplify(i)) for i in expr.index)
+            return Load(expr.tensor, index, None if self.is_inside(expr.tensor, index) else expr.other)
+        if is_index(expr):
+            return self.kernel.algebra.index(expr)
+        children = tuple(self.simplify(c) for c in expr.children)
+        return self.kernel.algebra.node(expr if children == expr.children else expr.rebuild(children))
+
+    def is_inside(self, tensor: str, index: tuple[Expr, ...]) -> bool:
+        return not self.bounds(tensor, index)
+
+    def bounds(self, tensor: str, index: tuple[Expr, ...]) -> list[Expr]:
+        """The conditions under which an index lies in the tensor, those that always hold left out."""
+        conditions: list[Expr] = []
+        for i, dim in zip(index, self.spec.dims_of(tensor), strict=True):
+            size = self.spec.size[dim]
+            low, high = self.kernel.algebra.interval(i)
+            if isinstance(i, Axis) and i.name == dim:
+                continue
+            if low < 0:
+                conditions.append(Call("ge", (i, Const(0))))
+            if high >= (size.size if size.size is not None else size.low):
+                conditions.append(Call("lt", (i, Extent(dim))))
+        return conditions
+
+    def offset(self, tensor: str, index: tuple[Expr, ...]) -> Expr:
+        """The element offset of an access into its buffer, simplified."""
+        buffer = self.kernel.buffers[tensor]
+        total = Linear((), 0)
+        for i, stride in zip(index, buffer.strides, strict=True):
+            total = total.plus(self.kernel.algebra.linear(Call("mul", (i, stride))))
+        return self.kernel.algebra.index(total.expr())
+
+    # ------------------------------------------------------------ values of tensors
+    def tensor(self, tensor: str, index: tuple[Expr, ...], other: Const | None = None) -> Val:
+        """`tensor[index]` for a resolved index, in the compute type of the tensor."""
+        key = Load(tensor, index, other)
+        if key not in self.memo:
+            if tensor in self.kernel.readable:
+                self.memo[key] = self._element(key)
+            elif other is not None:
+                self.memo[key] = self._guarded_temp(key)
+            else:
+                self.memo[key] = self._temp(key)
+        return self.memo[key]
+
+    def at(self, stmt: Stmt) -> Val:
+        """The value of a statement at the current point."""
+        return self.tensor(stmt.target, self.index_of(stmt))
+
+    def index_of(self, stmt: Stmt) -> tuple[Expr, ...]:
+        return tuple(self.resolve(Axis(a)) for a in stmt.axes)
+
+    def _element(self, load: Load) -> Val:
+        buffer = self.kernel.buffers[load.tensor]
+        self.kernel.used[load.tensor] = None
+        offset = self.offset(load.tensor, load.index)
+        if self.on_load is not None:
+            self.on_load(load, offset)
+        element = from_storage(f"{buffer.pointer}[{self.index(offset).text}]", buffer.dtype)
+        if load.other is None:
+            return self.name(load.tensor, element)
+        inside = self.all_of(self.bounds(load.tensor, load.index))
+        fill = literal(load.other.value, element.type)
+        return self.name(load.tensor, Val(f"{inside.at(AND)} ? {element.text} : {fill.text}", element.type, 0))
+
+    def _guarded_temp(self, load: Load) -> Val:
+        assert load.other is not None
+        of = self.spec.dtype_of(load.tensor).compute
+        name = self.kernel.names.fresh(load.tensor)
+        writer = self.kernel.writer
+        writer.line(f"{COMPUTE_TYPE[of.name]} {name} = {literal(load.other.value, of).text};")
+        with writer.block(f"if ({self.all_of(self.bounds(load.tensor, load.index)).text})"):
+            writer.line(f"{name} = {self.child().tensor(load.tensor, load.index).text};")
+        return Val(name, of)
+
+    def _temp(self, load: Load) -> Val:
+        stmt = self.spec.stmt[load.tensor]
+        inner = replace_axes(stmt, load.index)
+        if isinstance(stmt.over, Reduce):
+            result = self._reduce(stmt, stmt.over, inner)
+        else:
+            value = convert(self.value(self.resolve(stmt.expr, inner), stmt.dtype.compute), stmt.dtype.compute)
+            result = self.name(stmt.target, rounded(value, stmt.dtype))
+        if self.on_temp is not None:
+            self.on_temp(load, result)
+        return result
+
+    def name(self, stem: str, value: Val) -> Val:
+        """A named local that holds the value."""
+        name = self.kernel.names.fresh(stem if stem not in self.kernel.buffers else f"{stem}_value")
+        self.kernel.writer.line(f"const {COMPUTE_TYPE[value.type.name]} {name} = {value.text};")
+        return Val(name, value.type)
+
+    # ------------------------------------------------------------ reductions inside one thread
+    def _reduce(self, stmt: Stmt, over: Reduce, point: dict[str, Expr]) -> Val:
+        """A serial loop nest over the reduction's axes."""
+        writer = self.kernel.writer
+        accumulator = Accumulator(self.kernel, stmt)
+        accumulator.declare()
+        total = math.prod(self.kernel.spec.extent(a) for a in over.axes)
+        point = dict(point)
+        opened = 0
+        for name in over.axes:
+            axis = self.kernel.axis(name, self.spec.size[name].size)
+            text = self.kernel.axis_text[axis.name]
+            point[name] = axis
+            if total <= UNROLL_POINTS and self.spec.size[name].size is not None:
+                writer.line("#pragma unroll")
+            writer.line(f"for ({self.kernel.index_type} {text} = 0; {text} < {self.kernel.unit.extent(name)}; ++{text}) {{")
+            writer.indent += 1
+            opened += 1
+        accumulator.step(self.child(), point)
+        for _ in range(opened):
+            writer.indent -= 1
+            writer.line("}")
+        result = accumulator.result()
+        return result if result.text == accumulator.name else self.name(stmt.target, result)
+
+    # ------------------------------------------------------------ expressions
+    def value(self, expr: Expr, want: DType | None = None) -> Val:
+        """C++ for a resolved expression; `want` types a weak literal and converts anything else."""
+        if isinstance(expr, Const):
+            return literal(expr.value, want or self.spec.type_of(expr))
+        result = self._value(expr)
+        return convert(result, want) if want is not None else result
+
+    def _value(self, expr: Expr) -> Val:
+        if is_index(expr):
+            return self.index(expr)
+        match expr:
+            case Load(tensor, index, other):
+                return self.tensor(tensor, index, other)
+            case Cast(dtype, arg):
+                return self._cast(dtype, arg)
+            case Call(fn, args):
+                return self._call(fn, args)
+        raise TypeError(f"not an expression: {expr!r}")
+
+    def _cast(self, dtype: DType, arg: Expr) -> Val:
+        value = self.value(arg)
+        if dtype.is_integer and value.type.is_float:
+            # Narrow integers take the low bits of the truncated value, as torch does.
+            value = convert(value, I64 if dtype is I64 else I32)
+        return rounded(convert(value, dtype.compute), dtype)
+
+    def _call(self, fn: str, args: tuple[Expr, ...]) -> Val:
+        function = FUNCTIONS[fn]
+        if function.expand is not None:
+            joined = self.spec.type_of(Call(fn, args))
+            return self._composite(fn, tuple(self.value(a, joined) for a in args), joined)
+        if fn == "where":
+            joined = self.spec.type_of(Call(fn, args))
+            values = (self.value(args[0], BOOL), *(self.value(a, joined) for a in args[1:]))
+            return SPELLINGS[fn](self.kernel.helpers, values, joined)
+        if function.result == "bool" and all(is_index(a) for a in args) and fn not in ("and", "or", "not"):
+            return self._index_compare(fn, args)
+        joined = BOOL if fn in ("and", "or", "not") else self._joined(fn, args)
+        return SPELLINGS[fn](self.kernel.helpers, tuple(self.value(a, joined) for a in args), joined)
+
+    def _joined(self, fn: str, args: tuple[Expr, ...]) -> DType:
+        """The type in which a function evaluates its arguments."""
+        if FUNCTIONS[fn].result == "float":
+            return self.spec.type_of(Call(fn, args))
+        return self.spec.type_of(Call("add", args) if len(args) == 2 else Call("neg", args))
+
+    def _composite(self, fn: str, args: tuple[Val, ...], of: DType) -> Val:
+        """A call of the helper that a composite function becomes."""
+        params = tuple(f"x{n}" if len(args) > 1 else "x" for n in range(len(args)))
+        composite_helper(self.kernel, fn, of, params)
+        return Val(f"{fn}({', '.join(a.text for a in args)})", of)
+
+    def _index_compare(self, fn: str, args: tuple[Expr, ...]) -> Val:
+        a, b = (self.index(x) for x in args)
+        if a.type is not b.type:
+            a, b = convert(a, I64), convert(b, I64)
+        return SPELLINGS[fn](self.kernel.helpers, (a, b), a.type)
+
+    # ------------------------------------------------------------ index arithmetic
+    def index(self, expr: Expr) -> Val:
+        """C++ for an integer expression in the kernel's index type; 64-bit where an intermediate would not fit."""
+        wide = self.kernel.wide or self._overflows(expr)
+        return self._index(expr, I64 if wide else I32)
+
+    def _overflows(self, expr: Expr) -> bool:
+        for node in walk(expr):
+            if is_index(node):
+                low, high = self.kernel.algebra.interval(node)
+                if (low < -_INT32 or high >= _INT32) and not math.isinf(low) and not math.isinf(high):
+                    return True
+        return False
+
+    def _index(self, expr: Expr, of: DType) -> Val:
+        match expr:
+            case Const(value):
+                return literal(int(value), of)
+            case Axis(name):
+                native = I64 if self.kernel.wide else I32
+                return convert(Val(self.kernel.axis_text[name], native), of)
+            case Extent(name):
+                size = self.spec.size[name].size
+                native = I64 if size is None or size >= _INT32 else I32
+                return convert(Val(self.kernel.unit.extent(name), native), of)
+            case Call("floordiv" | "mod" as fn, (a, b)):
+                low, _ = self.kernel.algebra.interval(a)
+                positive = isinstance(b, Const) and b.value > 0
+                args = (self._index(a, of), self._index(b, of))
+                if positive and low >= 0:
+                    return infix("/" if fn == "floordiv" else "%", *args, MUL, of)
+                return self.kernel.helpers.call("floor_div" if fn == "floordiv" else "floor_mod", args, of)
+            case Call(fn, args) if fn in _INDEX_FUNCTIONS:
+                return SPELLINGS[fn](self.kernel.helpers, tuple(self._index(a, of) for a in args), of)
+        return convert(self.value(expr), of)
+
+    def all_of(self, conditions: Iterable[Expr]) -> Val:
+        """The conjunction of conditions; `true` when there are none."""
+        parts = [self._condition(c) for c in conditions]
+        if not parts:
+            return Val("true", BOOL)
+        return Val(" && ".join(p.at(EQUALITY) for p in parts), BOOL, AND if len(parts) > 1 else parts[0].level)
+
+    def _condition(self, condition: Expr) -> Val:
+        """A bound of an index. An index read from memory is compared in its own width, before it is cut to 32 bits."""
+        if isinstance(condition, Call) and not all(is_index(a) for a in condition.args):
+            a, b = condition.args
+            return SPELLINGS[condition.fn](self.kernel.helpers, (self._index(a, I64), self._index(b, I64)), I64)
+        return self.value(condition)
+
+
+class Accumulator:
+    """The running state of a reduction in one thread: a value, and for argmax/argmin where it was seen."""
+
+    def __init__(self, kernel: Kernel, stmt: Stmt) -> None:
+        assert isinstance(stmt.over, Reduce)
+        self.kernel = kernel
+        self.stmt = stmt
+        self.over = stmt.over
+        self.is_arg = stmt.over.op in ("argmax", "argmin")
+        self.type = kernel.spec.type_of(stmt.expr) if self.is_arg else stmt.dtype.compute
+        self.name = kernel.names.fresh(f"{stmt.target}_best" if self.is_arg else stmt.target)
+        self.where = kernel.names.fresh(f"{stmt.target}_at") if self.is_arg else ""
+        self.start = identity(COMBINES[self.over.op].identity, self.type if self.is_arg else stmt.dtype)
+
+    def declare(self) -> None:
+        self.kernel.writer.line(f"{COMPUTE_TYPE[self.type.name]} {self.name} = {self.start.text};")
+        if self.is_arg:
+            self.kernel.writer.line(f"{self.kernel.index_type} {self.where} = -1;  // none seen yet")
+
+    def step(self, scope: Scope, point: dict[str, Expr]) -> None:
+        """Take in the statement's expression at one point."""
+        writer = self.kernel.writer
+        if self.over.where is not None:
+            condition = scope.value(scope.resolve(self.over.where, point), BOOL)
+            if condition.text != "true":
+                with writer.block(f"if ({condition.text})"):
+                    self._take(scope.child(), point)
+                return
+        self._take(scope, point)
+
+    def _take(self, scope: Scope, point: dict[str, Expr]) -> None:
+        value = scope.value(scope.resolve(self.stmt.expr, point), self.type)
+        if self.is_arg:
+            if value.level != ATOM:
+                value = scope.name("candidate", value)
+            where = scope.index(scope.resolve(Axis(self.over.axes[0]), point))
+            self.take_arg(value.text, convert(where, I64 if self.kernel.wide else I32).text)
+        elif self.over.op == "sum":
+            self.kernel.writer.line(f"{self.name} += {value.text};")
+        else:
+            self.kernel.writer.line(f"{self.name} = {self.combine(Val(self.name, self.type), value).text};")
+
+    def take_arg(self, value: str, where: str) -> None:
+        """Keep the better candidate; points come in ascending order, so an equal one never replaces."""
+        better = ">" if self.over.op == "argmax" else "<"
+        nan = f" || ({value} != {value} && {self.name} == {self.name})" if self.type.is_float else ""
+        with self.kernel.writer.block(f"if ({self.where} < 0 || {value} {better} {self.name}{nan})"):
+            self.kernel.writer.line(f"{self.name} = {value};")
+            self.kernel.writer.line(f"{self.where} = {where};")
+
+    def combine(self, a: Val, b: Val) -> Val:
+        """Two partial results as one."""
+        return SPELLINGS[COMBINES[self.over.op].binary](self.kernel.helpers, (a, b), self.type)
+
+    def result(self) -> Val:
+        """The finished value, rounded to the statement's dtype."""
+        if self.is_arg:
+            return Val(f"(long long){self.where}" if not self.kernel.wide else self.where, I64, UNARY)
+        return rounded(Val(self.name, self.type), self.stmt.dtype)
+
+
+# ---------------------------------------------------------------- shared pieces
+
+
+def is_index(expr: Expr) -> bool:
+    """Whether the expression is integer arithmetic over axes and extents alone."""
+    match expr:
+        case Const(value):
+            return isinstance(value, int) and not isinstance(value, bool)
+        case Axis() | Extent():
+            return True
+        case Call(fn, args):
+            return fn in _INDEX_FUNCTIONS and all(is_index(a) for a in args)
+    return False
+
+
+def replace_axes(stmt: Stmt, index: tuple[Expr, ...]) -> dict[str, Expr]:
+    """The point at which a statement is read with `index`."""
+    return dict(zip(stmt.axes, index, strict=True))
+
+
+def composite_helper(kernel: Kernel, fn: str, of: DType, params: tuple[str, ...]) -> None:
+    """Add the helper of a composite function to the unit, after the composites it uses."""
+    key = f"{fn}({of})"
+    if key in kernel.helpers.used:
+        return
+    expand = FUNCTIONS[fn].expand
+    assert expand is not None
+    dtype = F64 if of is F64 else F32
+    body = expand(*(Load(p, ()) for p in params))
+    spec = KernelSpec(fn, (), tuple(_scalar(p, dtype) for p in params), (), ())
+    inner = Kernel(Unit(spec, kernel.helpers), {}, False)
+    inner.writer = Writer(1)
+    scope = Scope(inner, {}, {Load(p, ()): Val(p, dtype) for p in params})
+    result = scope.value(body, dtype)
+    type_name = COMPUTE_TYPE[dtype.name]
+    arguments = ", ".join(f"{type_name} {p}" for p in params)
+    lines = "\n".join(
+        [f"__device__ __forceinline__ {type_name} {fn}({arguments}) {{", *inner.writer.lines, f"  return {result.text};", "}"]
+    )
+    kernel.helpers.add(key, lines + "\n")
+
+
+def _scalar(name: str, dtype: DType) -> Operand:
+    return Operand(name, dtype, ())
+
