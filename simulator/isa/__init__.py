@@ -1,4 +1,4 @@
-"""What every instruction means: importing this package fills `table.REGISTRY` with the scalar and vector ALU opcodes."""
+"""What every instruction computes: importing this package fills `table.REGISTRY` with the ALU opcodes."""
 
 from kvc.simulator.isa import compare, convert, packed, salu, valu_float, valu_int
 

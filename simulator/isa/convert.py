@@ -190,7 +190,8 @@ def _narrow(kind: str, value: Array) -> Array:
 
 
 def _divided(wide: str, x: Array, scale: Array) -> Array:
-    return np.asarray(_WIDEN[wide](x)).astype(np.float64) / scale_factor(scale)
+    value = np.asarray(_WIDEN[wide](x)).astype(np.float64)
+    return np.copysign(value / scale_factor(scale), value)  # a NaN scale keeps the sign
 
 
 def _multiplied(mini: str, wide: str, codes: Array, scale: Array) -> Array:

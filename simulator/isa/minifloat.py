@@ -82,7 +82,7 @@ def encode(fmt: MiniFloat, x: Array, noise: Array | None = None) -> Array:
     magnitude = np.abs(wide)
     finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
     lowest = 1 - fmt.bias
-    exponent = np.maximum(np.frexp(finite)[1] - 1, lowest)
+    exponent = np.where(finite > 0, np.maximum(np.frexp(finite)[1] - 1, lowest), lowest)
     units = np.ldexp(finite, fmt.mantissa - exponent)
     units = np.rint(units) if noise is None else np.floor(units + noise)
     # Adding the units to the exponent field lets a carry out of the mantissa raise the exponent.

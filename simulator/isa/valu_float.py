@@ -213,7 +213,7 @@ op("v_sqrt_f64", "vop1", "f64", "f64", np.sqrt, _V1)
 # The document's text is not what makes the published sequence divide correctly; see ERRATA in the tests. Scaling is by
 # 2^64 (f32) or 2^128 (f64), and v_div_fmas undoes it in the direction that the quotient's exponent says, rounding once.
 
-_FORMAT = {
+_FORMAT: dict[str, tuple[Any, Any, int, int, int, int, int]] = {
     "f32": (np.float32, np.uint32, 23, 0xFF, 64, 96, 23),
     "f64": (np.float64, np.uint64, 52, 0x7FF, 128, 768, 53),
 }
