@@ -53,7 +53,7 @@ class _DeviceBuffer:
 
 
 class DeviceExecutor:
-    """Runs launch plans on the first device whose chip is the wanted one.
+    """Runs launch plans on the first device whose chip is `arch` (the first device of all without one).
 
     Subclasses give the driver's table (`api`) and read a device's facts. The driver is opened on first use and kept;
     `close` (or leaving a `with` block) unloads the modules. Not thread-safe: one executor a thread or process.
@@ -62,8 +62,9 @@ class DeviceExecutor:
     name = "device"
     api: DriverApi
 
-    def __init__(self, libraries: Sequence[str] = ()) -> None:
+    def __init__(self, libraries: Sequence[str] = (), arch: ArchSpec | None = None) -> None:
         self._libraries = tuple(libraries)
+        self._arch = arch
         self._driver: Driver | None = None
         self._facts: tuple[DeviceFacts, ...] = ()
         self._selected: DeviceFacts | None = None
@@ -112,6 +113,7 @@ class DeviceExecutor:
 
     def select(self, arch: ArchSpec | None = None) -> DeviceFacts:
         """Make the first fitting device current. Raises what `available` returns."""
+        arch = arch or self._arch
         problem = self.available(arch)
         if problem is not None:
             raise KvcError(problem.code, problem.message, hint=problem.hint, **problem.details)

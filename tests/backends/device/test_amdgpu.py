@@ -83,6 +83,13 @@ def test_device_unlike_its_row(setup: Setup, options: dict, words: str) -> None:
     assert problem is not None and problem.code == "KVC0602" and words in problem.message
 
 
+def test_chip_named_at_construction(setup: Setup, library: Path) -> None:
+    setup(name="gfx90a")
+    executor = AmdGpuExecutor([str(library)], arch=arch("gfx942"))
+    with pytest.raises(KvcError, match="no gfx942 device"):
+        executor.run([plan()], buffers())
+
+
 def test_facts_of_a_device(setup: Setup) -> None:
     executor = setup()
     assert executor.available(arch("gfx942")) is None
@@ -134,7 +141,7 @@ def test_unknown_buffer_and_kind(setup: Setup) -> None:
     executor = setup()
     with pytest.raises(KvcError, match="'x', which was not given"):
         executor.run([plan()], {"y": np.zeros(100, np.float32)})
-    odd = LaunchPlan(b"\x7fELF", "", "scale", (1, 1, 1), (64, 1, 1), 0, (("u7", 1),))  # type: ignore[arg-type]
+    odd = LaunchPlan(b"\x7fELF", "", "scale", (1, 1, 1), (64, 1, 1), 0, (("u7", 1),))
     with pytest.raises(KvcError, match="unknown argument kind"):
         executor.run([odd], buffers())
 

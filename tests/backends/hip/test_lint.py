@@ -76,7 +76,7 @@ def test_near_misses_pass(body: str) -> None:
 def test_lds_counts_what_is_called_and_knows_the_chip() -> None:
     source = (
         TOP + "__device__ float other(float v) { __shared__ float t[10240]; t[0] = v; return t[threadIdx.x]; }\n"
-        'extern "C" __global__ void k(float* x) { __shared__ float t[10240]; t[0] = 1; x[0] = other(t[1]) + other(2); }\n'
+        'extern "C" __global__ void k(float* x) { __shared__ float t[10240]; t[0] = 1; x[0] = other(1) + other(2); }\n'
         'extern "C" __global__ void small(float* x) { __shared__ float t[10240]; t[0] = x[0]; x[0] = t[1]; }\n'
     )
     found = [item for item in lint(source, "gfx942") if item.code == "KVC0403"]
