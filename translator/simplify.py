@@ -7,15 +7,20 @@ Everything here is exact on integers, and only static extents are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import gcd
 
-from kvc.kernel import Axis, Call, Cast, Const, Expr, Extent, KernelSpec, Load, Size, Stmt, transform
+from kvc.dtypes import DType
+from kvc.kernel import Axis, Call, Cast, Const, Expr, Extent, KernelSpec, Load, Reduce, Scatter, Size, Stmt, transform
 
 Interval = tuple[float, float]  # inclusive; +-inf where unknown
+Sum = frozenset[tuple[Expr, int]]  # the terms of a Linear, without its constant
 _INF = float("inf")
 _UNKNOWN: Interval = (-_INF, _INF)
+# What a comparison says about a - b, and the comparison that holds where it does not.
+_BOUNDS: dict[str, Interval] = {"lt": (-_INF, -1), "le": (-_INF, 0), "gt": (1, _INF), "ge": (0, _INF), "eq": (0, 0)}
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,37 @@ class Linear:
 class IndexAlgebra:
     """Simplification within one scope of axis sizes."""
 
-    def __init__(self, sizes: Mapping[str, Size]) -> None:
+    def __init__(self, sizes: Mapping[str, Size], facts: Mapping[Sum, Interval] | None = None) -> None:
         self.sizes = sizes
+        self.facts = dict(facts or {})  # bounds that hold in this branch, beyond what the axes' sizes say
+
+    def extent(self, axis: str) -> Expr:
+        """The size of an axis as an expression."""
+        size = self.sizes[axis].size
+        return Extent(axis) if size is None else Const(size)
+
+    def assuming(self, condition: Expr, holds: bool = True) -> IndexAlgebra:
+        """The algebra within a branch that is taken where `condition` is `holds`."""
+        facts = dict(self.facts)
+        for terms, (low, high) in self._facts(condition, holds):
+            a, b = facts.get(terms, _UNKNOWN)
+            facts[terms] = max(a, low), min(b, high)
+        return IndexAlgebra(self.sizes, facts) if facts != self.facts else self
+
+    def _facts(self, condition: Expr, holds: bool) -> Iterator[tuple[Sum, Interval]]:
+        match condition:
+            case Call("and" | "or" as fn, (a, b)) if (fn == "and") is holds:
+                yield from self._facts(a, holds)
+                yield from self._facts(b, holds)
+            case Call("not", (a,)):
+                yield from self._facts(a, not holds)
+            case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne" as fn, (a, b)) if self.is_index(a) and self.is_index(b):
+                difference = self.linear(a).plus(self.linear(b), -1)
+                bound = _BOUNDS.get(fn if holds else _OPPOSITE[fn])
+                if difference.terms and bound is not None:
+                    low, high = bound[0] - difference.constant, bound[1] - difference.constant
+                    yield frozenset(difference.terms), (low, high)
+                    yield frozenset(difference.scaled(-1).terms), (-high, -low)
 
     # ------------------------------------------------------------ intervals
     def interval(self, expr: Expr) -> Interval:
@@ -72,7 +106,8 @@ class IndexAlgebra:
                 return value, value
             case Axis(name) if name in self.sizes:
                 size = self.sizes[name]
-                return 0, (size.size if size.size is not None else size.high) - 1
+                low, high = self.facts.get(frozenset({(expr, 1)}), _UNKNOWN) if self.facts else _UNKNOWN
+                return max(0, low), min((size.size if size.size is not None else size.high) - 1, high)
             case Extent(name):
                 size = self.sizes[name]
                 return (size.low, size.high) if size.size is None else (size.size, size.size)
@@ -95,13 +130,7 @@ class IndexAlgebra:
     def _linear_interval(self, linear: Linear, expr: Expr) -> Interval:
         if linear.terms == ((expr, 1),):
             return _UNKNOWN
-        low: float = linear.constant
-        high: float = linear.constant
-        for atom, c in linear.terms:
-            a, b = self.interval(atom)
-            low += c * (a if c > 0 else b)
-            high += c * (b if c > 0 else a)
-        return low, high
+        return self._bounds(linear)
 
     # ------------------------------------------------------------ linear form
     def linear(self, expr: Expr) -> Linear:
@@ -113,6 +142,8 @@ class IndexAlgebra:
                 return Linear((), self.sizes[name].size or 0)
             case Axis(name) if name in self.sizes and self.sizes[name].size == 1:
                 return Linear((), 0)
+            case Cast(to, arg) if self.is_index(arg) and self._fits(arg, to):
+                return self.linear(arg)
             case Call("add", (a, b)):
                 return self._collect(self.linear(a).plus(self.linear(b)))
             case Call("sub", (a, b)):
@@ -132,6 +163,11 @@ class IndexAlgebra:
                 return self._mod(self.linear(a), c)
         return Linear(((expr, 1),), 0)
 
+    def _fits(self, expr: Expr, to: DType) -> bool:
+        """Whether every value of an index expression is exact in the integer type `to`."""
+        low, high = self.interval(expr)
+        return to.is_integer and -(2 ** (to.bits - 1)) <= low and high < 2 ** (to.bits - 1)
+
     def _split(self, linear: Linear, c: int) -> tuple[Linear, Linear]:
         """linear = c * quotient + rest, the rest with all coefficients and its constant in [0, c)."""
         quotient = {a: k // c for a, k in linear.terms if k % c == 0}
@@ -141,13 +177,16 @@ class IndexAlgebra:
         return Linear.build(quotient, constant // c), Linear.build(rest, constant % c)
 
     def _bounds(self, linear: Linear) -> Interval:
-        low: float = linear.constant
-        high: float = linear.constant
+        low: float = 0
+        high: float = 0
         for atom, c in linear.terms:
             a, b = self.interval(atom)
             low += c * (a if c > 0 else b)
             high += c * (b if c > 0 else a)
-        return low, high
+        if self.facts:
+            a, b = self.facts.get(frozenset(linear.terms), _UNKNOWN)
+            low, high = max(low, a), min(high, b)
+        return low + linear.constant, high + linear.constant
 
     def _floordiv(self, linear: Linear, c: int) -> Linear:
         if c == 1:
@@ -195,18 +234,23 @@ class IndexAlgebra:
         return Linear(((Call("mod", (rest.expr(), Const(c))), 1),), 0)
 
     def _collect(self, linear: Linear) -> Linear:
-        """c*(x // c) + x % c -> x."""
+        """c*(x // c) + x % c -> x, and c*(x // c % d) + x % c -> x % (c*d): digits that belong together."""
         terms = linear.coefficients
         for atom, k in linear.terms:
             match atom:
                 case Call("mod", (inner, Const(c))) if isinstance(c, int):
                     whole = self.linear(inner)
                     quotient = self._floordiv(whole, c)
-                    if len(quotient.terms) == 1 and quotient.constant == 0 and quotient.terms[0][1] == 1:
-                        partner = quotient.terms[0][0]
-                        if terms.get(partner) == c * k:
-                            rest = {a: v for a, v in terms.items() if a not in (atom, partner)}
+                    if quotient.constant == 0 and len(quotient.terms) == 1 and quotient.terms[0][1] == 1:
+                        high = quotient.terms[0][0]
+                        rest = {a: v for a, v in terms.items() if a != atom}
+                        if rest.pop(high, None) == c * k:
                             return self._collect(Linear.build(rest, linear.constant).plus(whole.scaled(k)))
+                        for other, v in list(rest.items()):
+                            if v == c * k and (d := _modulus(other, high)):
+                                del rest[other]
+                                joined = self._mod(whole, c * d).scaled(k)
+                                return self._collect(Linear.build(rest, linear.constant).plus(joined))
         return linear
 
     # ------------------------------------------------------------ expressions
@@ -231,7 +275,7 @@ class IndexAlgebra:
 
     def _compare(self, fn: str, expr: Call) -> Expr:
         a, b = expr.args
-        if not (self._is_index(a) and self._is_index(b)):
+        if not (self.is_index(a) and self.is_index(b)):
             return expr
         low, high = self.interval(Call("sub", (a, b)))
         truth = {
@@ -248,34 +292,67 @@ class IndexAlgebra:
             return Const(False)
         return expr
 
-    def _is_index(self, expr: Expr) -> bool:
+    def is_index(self, expr: Expr) -> bool:
         match expr:
             case Const(value):
                 return isinstance(value, int) and not isinstance(value, bool)
             case Axis() | Extent():
                 return True
+            case Cast(to, arg):
+                return self.is_index(arg) and self._fits(arg, to)
             case Call("add" | "sub" | "mul" | "floordiv" | "mod" | "neg" | "minimum" | "maximum", args):
-                return all(self._is_index(a) for a in args)
+                return all(self.is_index(a) for a in args)
         return False
 
 
-def simplify_stmt(spec: KernelSpec, algebra: IndexAlgebra, shape: Callable[[str], tuple[str, ...]], stmt: Stmt) -> Stmt:
-    """Simplify every index and predicate of a statement and drop guards that can never act."""
+def _modulus(atom: Expr, inner: Expr) -> int:
+    """d where the atom is `inner % d`, else 0."""
+    match atom:
+        case Call("mod", (arg, Const(d))) if arg == inner and isinstance(d, int):
+            return d
+    return 0
 
-    def visit(expr: Expr) -> Expr:
-        if isinstance(expr, Load):
-            index = tuple(algebra.index(i) for i in expr.index)
-            other = expr.other
-            if other is not None and in_bounds(algebra, index, shape(expr.tensor)):
-                other = None
-            return Load(expr.tensor, index, other)
-        if isinstance(expr, Call) and algebra._is_index(expr):
-            return algebra.index(expr)
-        if isinstance(expr, Cast):
-            return expr
-        return algebra._node(expr)
 
-    return stmt.map(lambda root: transform(root, visit))
+def simplify_stmt(algebra: IndexAlgebra, shape: Callable[[str], tuple[str, ...]], stmt: Stmt) -> Stmt:
+    """Simplify every index and predicate of a statement and drop guards that can never act. `shape` gives the dims of
+    a tensor."""
+    over = stmt.over
+    within = algebra
+    if isinstance(over, Reduce) and over.where is not None:
+        where = simplify_expr(algebra, shape, over.where)
+        over, within = replace(over, where=where), algebra.assuming(where)
+        if where == Const(True):
+            over = replace(over, where=None)
+    elif isinstance(over, Scatter):
+        index = tuple(algebra.index(simplify_expr(algebra, shape, i)) for i in over.index)
+        over = replace(over, index=index, base=simplify_expr(algebra, shape, over.base))
+    return replace(stmt, expr=simplify_expr(within, shape, stmt.expr), over=over)
+
+
+def simplify_expr(algebra: IndexAlgebra, shape: Callable[[str], tuple[str, ...]], expr: Expr) -> Expr:
+    """An equal expression with simple indices. Predicates are decided by what the branch they stand in assumes;
+    indices are not, since both branches of a `where` are evaluated and every access must stay inside by itself."""
+    match expr:
+        case Load(tensor, index, other):
+            plain = IndexAlgebra(algebra.sizes) if algebra.facts else algebra
+            index = tuple(plain.index(simplify_expr(plain, shape, i)) for i in index)
+            inside = other is not None and in_bounds(plain, index, shape(tensor))
+            return Load(tensor, index, None if inside else other)
+        case Call("where", (condition, a, b)):
+            condition = simplify_expr(algebra, shape, condition)
+            a = simplify_expr(algebra.assuming(condition), shape, a)
+            b = simplify_expr(algebra.assuming(condition, False), shape, b)
+            return algebra._node(Call("where", (condition, a, b)))
+        case Call("and", (a, b)):
+            a = simplify_expr(algebra, shape, a)
+            return algebra._node(Call("and", (a, simplify_expr(algebra.assuming(a), shape, b))))
+        case Call():
+            if algebra.is_index(expr):
+                return IndexAlgebra(algebra.sizes).index(expr)
+            return algebra._node(expr.rebuild(tuple(simplify_expr(algebra, shape, a) for a in expr.args)))
+        case Cast(to, arg):
+            return Cast(to, simplify_expr(algebra, shape, arg))
+    return expr
 
 
 def in_bounds(algebra: IndexAlgebra, index: tuple[Expr, ...], dims: tuple[str, ...]) -> bool:
@@ -293,8 +370,6 @@ def in_bounds(algebra: IndexAlgebra, index: tuple[Expr, ...], dims: tuple[str, .
 
 def simplify_indices(spec: KernelSpec) -> KernelSpec:
     """The spec with all its index arithmetic simplified."""
-    from dataclasses import replace
-
     algebra = IndexAlgebra(spec.size)
-    body = tuple(simplify_stmt(spec, algebra, spec.dims_of, s) for s in spec.body)
+    body = tuple(simplify_stmt(algebra, spec.dims_of, s) for s in spec.body)
     return replace(spec, body=body)
