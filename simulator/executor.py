@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from kvc.arch import ArchSpec
 from kvc.diagnostics import Diagnostic, KvcError
 from kvc.executor import UNWRITTEN_BYTE, Execution, LaunchPlan
