@@ -12,6 +12,7 @@ contiguous, which are shared between lanes and which guards can never act.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -161,13 +162,14 @@ class Scope:
         self.spec = kernel.spec
         self.point = point
         self.memo: dict[Load, Val] = dict(memo or {})
-        self.on_load: Callable[[Load, Expr], None] | None = None
-        self.on_temp: Callable[[Load, Val], None] | None = None
+        self.on_load: Callable[[Load, Expr], None] | None = None  # before an element is loaded, with its offset
+        self.on_value: Callable[[Load, Val], None] | None = None  # after a value was named
+        self.on_reuse: Callable[[Load], None] | None = None  # when a named value is read again
 
     def child(self, memo: dict[Load, Val] | None = None) -> Scope:
         """A scope for a nested block: it sees what is named here, and what it names ends with the block."""
         inner = Scope(self.kernel, self.point, {**self.memo, **(memo or {})})
-        inner.on_load, inner.on_temp = self.on_load, self.on_temp
+        inner.on_load, inner.on_value, inner.on_reuse = self.on_load, self.on_value, self.on_reuse
         return inner
 
     # ------------------------------------------------------------ resolving
@@ -182,7 +184,7 @@ class Scope:
         if is_index(expr):
             return self.kernel.algebra.index(expr)
         children = tuple(self.simplify(c) for c in expr.children)
-        return self.kernel.algebra.node(expr if children == expr.children else expr.rebuild(children))
+        return self.kernel.algebra._node(expr if children == expr.children else expr.rebuild(children))
 
     def is_inside(self, tensor: str, index: tuple[Expr, ...]) -> bool:
         return not self.bounds(tensor, index)
@@ -213,18 +215,32 @@ class Scope:
     def tensor(self, tensor: str, index: tuple[Expr, ...], other: Const | None = None) -> Val:
         """`tensor[index]` for a resolved index, in the compute type of the tensor."""
         key = Load(tensor, index, other)
-        if key not in self.memo:
-            if tensor in self.kernel.readable:
-                self.memo[key] = self._element(key)
-            elif other is not None:
-                self.memo[key] = self._guarded_temp(key)
-            else:
-                self.memo[key] = self._temp(key)
-        return self.memo[key]
+        if key in self.memo:
+            if self.on_reuse is not None:
+                self.on_reuse(key)
+            return self.memo[key]
+        if tensor in self.kernel.readable:
+            value = self._element(key)
+        else:
+            value = self._temp(key) if other is None else self._guarded_temp(key)
+        self.remember(key, value)
+        return value
+
+    def remember(self, key: Load, value: Val) -> None:
+        self.memo[key] = value
+        if self.on_value is not None:
+            self.on_value(key, value)
 
     def at(self, stmt: Stmt) -> Val:
         """The value of a statement at the current point."""
         return self.tensor(stmt.target, self.index_of(stmt))
+
+    def final(self, stmt: Stmt) -> Val:
+        """The value of an output that is about to be stored: not rounded yet, unless other statements read it."""
+        unread = stmt.over is None and all(load.tensor != stmt.target for s in self.spec.body for load in s.loads())
+        if not unread or Load(stmt.target, self.index_of(stmt)) in self.memo:
+            return self.at(stmt)
+        return self.value(self.resolve(stmt.expr), stmt.dtype.compute)
 
     def index_of(self, stmt: Stmt) -> tuple[Expr, ...]:
         return tuple(self.resolve(Axis(a)) for a in stmt.axes)
@@ -256,19 +272,19 @@ class Scope:
         stmt = self.spec.stmt[load.tensor]
         inner = replace_axes(stmt, load.index)
         if isinstance(stmt.over, Reduce):
-            result = self._reduce(stmt, stmt.over, inner)
-        else:
-            value = convert(self.value(self.resolve(stmt.expr, inner), stmt.dtype.compute), stmt.dtype.compute)
-            result = self.name(stmt.target, rounded(value, stmt.dtype))
-        if self.on_temp is not None:
-            self.on_temp(load, result)
-        return result
+            return self._reduce(stmt, stmt.over, inner)
+        value = self.value(self.resolve(stmt.expr, inner), stmt.dtype.compute)
+        return self.name(stmt.target, rounded(value, stmt.dtype))
 
     def name(self, stem: str, value: Val) -> Val:
         """A named local that holds the value."""
         name = self.kernel.names.fresh(stem if stem not in self.kernel.buffers else f"{stem}_value")
         self.kernel.writer.line(f"const {COMPUTE_TYPE[value.type.name]} {name} = {value.text};")
         return Val(name, value.type)
+
+    def named(self, stem: str, value: Val) -> Val:
+        """The value itself where its text is a name or a literal already, else a local of that name."""
+        return value if value.level == ATOM and re.fullmatch(r"[\w.]+", value.text) else self.name(stem, value)
 
     # ------------------------------------------------------------ reductions inside one thread
     def _reduce(self, stmt: Stmt, over: Reduce, point: dict[str, Expr]) -> Val:
@@ -285,7 +301,9 @@ class Scope:
             point[name] = axis
             if total <= UNROLL_POINTS and self.spec.size[name].size is not None:
                 writer.line("#pragma unroll")
-            writer.line(f"for ({self.kernel.index_type} {text} = 0; {text} < {self.kernel.unit.extent(name)}; ++{text}) {{")
+            writer.line(
+                f"for ({self.kernel.index_type} {text} = 0; {text} < {self.kernel.unit.extent(name)}; ++{text}) {{"
+            )
             writer.indent += 1
             opened += 1
         accumulator.step(self.child(), point)
@@ -415,7 +433,8 @@ class Accumulator:
         self.over = stmt.over
         self.is_arg = stmt.over.op in ("argmax", "argmin")
         self.type = kernel.spec.type_of(stmt.expr) if self.is_arg else stmt.dtype.compute
-        self.name = kernel.names.fresh(f"{stmt.target}_best" if self.is_arg else stmt.target)
+        stem = stmt.target if stmt.target not in kernel.buffers else f"{stmt.target}_value"
+        self.name = kernel.names.fresh(f"{stmt.target}_best" if self.is_arg else stem)
         self.where = kernel.names.fresh(f"{stmt.target}_at") if self.is_arg else ""
         self.start = identity(COMBINES[self.over.op].identity, self.type if self.is_arg else stmt.dtype)
 
@@ -438,8 +457,7 @@ class Accumulator:
     def _take(self, scope: Scope, point: dict[str, Expr]) -> None:
         value = scope.value(scope.resolve(self.stmt.expr, point), self.type)
         if self.is_arg:
-            if value.level != ATOM:
-                value = scope.name("candidate", value)
+            value = scope.named("candidate", value)
             where = scope.index(scope.resolve(Axis(self.over.axes[0]), point))
             self.take_arg(value.text, convert(where, I64 if self.kernel.wide else I32).text)
         elif self.over.op == "sum":
@@ -503,11 +521,15 @@ def composite_helper(kernel: Kernel, fn: str, of: DType, params: tuple[str, ...]
     type_name = COMPUTE_TYPE[dtype.name]
     arguments = ", ".join(f"{type_name} {p}" for p in params)
     lines = "\n".join(
-        [f"__device__ __forceinline__ {type_name} {fn}({arguments}) {{", *inner.writer.lines, f"  return {result.text};", "}"]
+        [
+            f"__device__ __forceinline__ {type_name} {fn}({arguments}) {{",
+            *inner.writer.lines,
+            f"  return {result.text};",
+            "}",
+        ]
     )
     kernel.helpers.add(key, lines + "\n")
 
 
 def _scalar(name: str, dtype: DType) -> Operand:
     return Operand(name, dtype, ())
-

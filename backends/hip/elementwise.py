@@ -18,7 +18,7 @@ from kvc.backends.hip.source import (
     operand_buffers,
 )
 from kvc.emitter import Candidate, Space, Support, Task
-from kvc.kernel import Axis, Const, Expr, KernelSpec, Stmt
+from kvc.kernel import Expr, KernelSpec, Stmt
 from kvc.patterns import Pointwise, Window, match_pointwise, match_window
 from kvc.simplify import Linear
 
@@ -97,7 +97,7 @@ class Elementwise:
                 writer.indent -= 1
                 writer.line("if (chunk >= CHUNKS) return;")
             chunk = kernel.axis("chunk", chunks)
-            lane = kernel.axis("lane", width)
+            lane = kernel.axis("v", width)
             self._write(kernel, Lanes(lane, width), Linear.build({chunk: width, lane: 1}, 0).expr())
             if not tail:
                 writer.indent += 1
@@ -119,7 +119,7 @@ class Elementwise:
         stores.declare()
 
         def body(inner: Scope) -> None:
-            values = [(s, inner.at(s)) for s in stmts]
+            values = [(s, inner.final(s)) for s in stmts]
             for s, value in values:
                 stores.put(inner, s, value)
 
@@ -147,7 +147,7 @@ class Elementwise:
             return False
         kernel = Kernel(Unit(spec), operand_buffers(spec), False, (o.name for o in spec.inputs))
         chunk = kernel.axis("chunk", points // width)
-        lane = kernel.axis("lane", width)
+        lane = kernel.axis("v", width)
         lanes = Lanes(lane, width)
         stmts = _outputs(spec)
         scope = Scope(kernel, self._point(kernel, stmts, Linear.build({chunk: width, lane: 1}, 0).expr()))
@@ -179,6 +179,3 @@ class WindowEmitter(Elementwise):
 
     def match(self, spec: KernelSpec) -> Window | str:
         return match_window(spec)
-
-
-__all__ = ["Axis", "Const", "PointwiseEmitter", "WindowEmitter"]

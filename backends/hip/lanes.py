@@ -25,9 +25,9 @@ class Lanes:
     axis: Axis | None
     width: int
 
-    def base(self, offset: Expr) -> Expr:
+    def base(self, kernel: Kernel, offset: Expr) -> Expr:
         """The offset of lane 0."""
-        return offset if self.axis is None else substitute(offset, {self.axis.name: Const(0)})
+        return offset if self.axis is None else kernel.algebra.index(substitute(offset, {self.axis.name: Const(0)}))
 
     def is_shared(self, expr: Expr) -> bool:
         """Whether the value is the same in all lanes."""
@@ -59,6 +59,7 @@ def rehearse(scope: Scope, body: Body) -> dict[Load, Expr]:
     seen: dict[Load, Expr] = {}
     with scope.kernel.dry():
         trial = scope.child()
+        trial.on_value = None
         trial.on_load = lambda load, offset: seen.setdefault(load, offset) and None
         body(trial)
     return seen
@@ -83,7 +84,7 @@ def read_shared(scope: Scope, lanes: Lanes, body: Body) -> dict[Load, Val]:
             kernel.used[load.tensor] = None
             kind = pack_type(kernel, load.tensor, lanes.width)
             name = kernel.names.fresh(f"{load.tensor}_pack")
-            start = scope.index(lanes.base(offset))
+            start = scope.index(lanes.base(kernel, offset))
             address = f"{buffer.pointer} + {start.text}" if start.text != "0" else buffer.pointer
             kernel.writer.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({address});")
             found[whole] = from_storage(f"{name}.lane[{lane}]", buffer.dtype)
@@ -102,7 +103,7 @@ def for_each_lane(scope: Scope, lanes: Lanes, body: Body) -> None:
     with kernel.writer.block(f"for (int {lane} = 0; {lane} < {lanes.width}; ++{lane})"):
         inner = scope.child()
         for load, element in packs.items():
-            inner.memo[load] = inner.name(load.tensor, element)
+            inner.remember(load, inner.name(load.tensor, element))
         body(inner)
 
 
@@ -127,7 +128,7 @@ class Stores:
     def put(self, scope: Scope, stmt: Stmt, value: Val | None = None) -> None:
         """Store (or keep for the pack) the statement's value at the current point."""
         kernel = scope.kernel
-        stored = to_storage(value or scope.at(stmt), kernel.buffers[stmt.target].dtype).text
+        stored = to_storage(value or scope.final(stmt), kernel.buffers[stmt.target].dtype).text
         kernel.used[stmt.target] = None
         if stmt.target in self.packs:
             assert self.lanes.axis is not None
@@ -141,6 +142,6 @@ class Stores:
         kernel = self.scope.kernel
         for tensor, name in self.packs.items():
             kind = pack_type(kernel, tensor, self.lanes.width)
-            start = self.scope.index(self.lanes.base(self.offsets[tensor])).text
+            start = self.scope.index(self.lanes.base(kernel, self.offsets[tensor])).text
             address = f"{kernel.buffers[tensor].pointer} + {start}" if start != "0" else kernel.buffers[tensor].pointer
             kernel.writer.line(f"*reinterpret_cast<{kind}*>({address}) = {name};")

@@ -86,7 +86,9 @@ class File:
     launches: list[Launch] = field(default_factory=list)
     workspace: list[Scratch] = field(default_factory=list)
 
-    def add(self, kernel: Kernel, name: str, grid: Sequence[int], block: int, outputs: Sequence[str], bounds: str) -> None:
+    def add(
+        self, kernel: Kernel, name: str, grid: Sequence[int], block: int, outputs: Sequence[str], bounds: str
+    ) -> None:
         """Finish a kernel: its signature from the buffers it touched, and its launch."""
         tensors = [t for t in kernel.buffers if t in kernel.used or t in outputs]
         params = [self._parameter(kernel.buffers[t], t in outputs) for t in tensors]
@@ -102,7 +104,8 @@ class File:
         self.launches.append(Launch(name, (x, y, z), (block, 1, 1), args))
 
     def _argument(self, kernel: Kernel, tensor: str) -> str:
-        return tensor if tensor in self.task.spec.operand else kernel.buffers[tensor].pointer
+        pointer = kernel.buffers[tensor].pointer
+        return next((name for name in self.task.spec.operand if identifier(name) == pointer), pointer)
 
     def _parameter(self, buffer: Buffer, written: bool) -> str:
         spec = self.task.spec
@@ -130,7 +133,10 @@ class File:
         lines = [f"{spec.name}: {schedule.replace('_', ' ')} for {self.task.arch.name}", ""]
         lines += print_kernel(spec).splitlines()
         settings = ", ".join(f"{name}={value}" for name, value in knobs)
-        lines += ["", f"Written by kvc, emitter {origin.emitter} {origin.version}{'; ' + settings if settings else ''}."]
+        lines += [
+            "",
+            f"Written by kvc, emitter {origin.emitter} {origin.version}{'; ' + settings if settings else ''}.",
+        ]
         for launch in self.launches:
             grid, block = (" x ".join(map(str, d)) for d in (launch.grid, launch.block))
             lines.append(f"Launch: {launch.kernel}({', '.join(launch.args)}), grid {grid}, block {block}.")
@@ -140,7 +146,9 @@ class File:
     @staticmethod
     def _includes(code: str) -> str:
         lines = [PROLOGUE.rstrip("\n") if "KVC_" in code else "#include <hip/hip_runtime.h>"]
-        extra = [f"#include <hip/hip_{kind}.h>" for kind, word in (("bf16", "bfloat16"), ("fp16", "half")) if word in code]
+        extra = [
+            f"#include <hip/hip_{kind}.h>" for kind, word in (("bf16", "bfloat16"), ("fp16", "half")) if word in code
+        ]
         first, *rest = lines[0].split("\n")
         return "\n".join([first, *extra, *rest])
 
