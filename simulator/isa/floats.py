@@ -122,6 +122,9 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     safe = (size > 2.0**-900) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000) & (np.abs(a) < 2.0**900)
     safe &= np.abs(b) < 2.0**900
     result = np.where(trivial, plain, result)
+    result = np.where((c == 0) & (a != 0) & (b != 0), a * b, result)  # an underflow keeps the product's sign
+    # An infinite addend absorbs a finite product, even one that overflowed by itself.
+    result = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, result)
     at = np.nonzero(~(trivial | safe))
     if at[0].size:
         x, y, z = (np.broadcast_to(v, result.shape)[at] for v in (a, b, c))

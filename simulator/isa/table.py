@@ -14,8 +14,8 @@ Operand types
     "pk_f32" "pk_b32"                                 two dwords of a register pair: the same, as float32, uint32
     "mix_f32"     float32 read from f32, or from a half as `op_sel_hi`/`op_sel` of the v_*_mix_* family says
     "mask"        lane mask (SGPR pair or VCC written in the text) as a boolean array
-    "vcc" "scc" "exec"  read or written implicitly, not written in the text ("vcc" as destination may be written or not):
-                  lane masks as boolean arrays; "scc" as a boolean array [W]
+    "vcc" "scc" "exec"  read or written implicitly, not written in the text ("vcc" as destination may be written or
+                  not): lane masks as boolean arrays; "scc" as a boolean array [W]
     "D.<type>"    source only: the previous value of the first destination (v_fmac_f32, s_mulk_i32), not in the text
     "fp8"         implicit: the chip's 8-bit formats, the string `ArchSpec.fp8` ("fnuz" or "ocp")
     "bitop3"      the integer of the modifier `bitop3:` (0 where it is not written)
@@ -33,7 +33,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-FORMATS = frozenset("sop1 sop2 sopk sopc vop1 vop2 vop3 vopc vop3p sopp smem ds mubuf global flat scratch mfma".split())
+FORMATS = frozenset(
+    {"sop1", "sop2", "sopk", "sopc", "vop1", "vop2", "vop3", "vopc", "vop3p"}
+    | {"sopp", "smem", "ds", "mubuf", "global", "flat", "scratch", "mfma"}
+)
 
 
 @dataclass(frozen=True)

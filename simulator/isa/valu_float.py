@@ -272,9 +272,9 @@ def _div_fmas_f64(a: Array, b: Array, c: Array, vcc: Array) -> Array:
     if not np.any(vcc):
         return result
     shift = np.broadcast_to(_unscale(c, "f64", vcc), result.shape)
-    result = np.where(np.isfinite(result), result, np.ldexp(result, shift.astype(np.int32)))
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & ((c != 0) | ((a != 0) & (b != 0)))
     for sign in (1, -1):
-        at = np.nonzero((shift == sign * 128) & np.isfinite(result))
+        at = np.nonzero((shift == sign * 128) & finite)
         if at[0].size:
             x, y, z = (np.broadcast_to(v, result.shape)[at] for v in (a, b, c))
             result[at] = floats.fma_exact(x, y, z, sign * 128)
@@ -297,17 +297,21 @@ def div_fixup(quotient: Array, den: Array, num: Array) -> Array:
     return np.where(np.isnan(num), floats.quiet(num), result)
 
 
-def _underflowing(kind: str, limit: int) -> Callable[[Array, Array, Array], Array]:
-    """The f32 and f64 fix-up also decides quotients that are far below the smallest denormal: zero of the sign.
-
-    UNDERFLOW in the document is the rounded result of an underflow, which to nearest even is zero.
+def _div_fixup(kind: str, limit: int) -> Callable[[Array, Array, Array], Array]:
+    """The f32 and f64 fix-up also decides quotients that left the range of the format, to nearest even: zero where the
+    exponents differ by more than `limit`, infinity where the iteration arrived at infinity or NaN.
     """
 
     def run(quotient: Array, den: Array, num: Array) -> Array:
         result = div_fixup(quotient, den, num)
-        below = _exponent(num, kind) - _exponent(den, kind) < limit
-        below = below & np.isfinite(den) & np.isfinite(num) & (den != 0)
-        return np.where(below, np.copysign(result.dtype.type(0), result), result) if below.any() else result
+        ordinary = np.isfinite(den) & np.isfinite(num) & (den != 0) & (num != 0)
+        below = ordinary & (_exponent(num, kind) - _exponent(den, kind) < limit)
+        above = ordinary & ~np.isfinite(quotient) & ~below
+        if below.any() or above.any():
+            sign = np.signbit(den) ^ np.signbit(num)
+            limits = np.where(above, result.dtype.type(np.inf), result.dtype.type(0))
+            result = np.where(below | above, np.where(sign, -limits, limits), result)
+        return result
 
     return run
 
@@ -316,8 +320,8 @@ op("v_div_scale_f32", "vop3", "f32 mask", "f32 f32 f32", _div_scale("f32"), _V3)
 op("v_div_scale_f64", "vop3", "f64 mask", "f64 f64 f64", _div_scale("f64"), _V3)
 op("v_div_fmas_f32", "vop3", "f32", "f32 f32 f32 vcc", _div_fmas_f32, _V3)
 op("v_div_fmas_f64", "vop3", "f64", "f64 f64 f64 vcc", _div_fmas_f64, _V3)
-op("v_div_fixup_f32", "vop3", "f32", "f32 f32 f32", _underflowing("f32", -150), _V3)
-op("v_div_fixup_f64", "vop3", "f64", "f64 f64 f64", _underflowing("f64", -1075), _V3)
+op("v_div_fixup_f32", "vop3", "f32", "f32 f32 f32", _div_fixup("f32", -150), _V3)
+op("v_div_fixup_f64", "vop3", "f64", "f64 f64 f64", _div_fixup("f64", -1075), _V3)
 op("v_div_fixup_f16", "vop3", "b16.keep", "f16 f16 f16", lambda q, d, n: div_fixup(q, d, n).view(np.uint16), _V3)
 op("v_div_fixup_legacy_f16", "vop3", "f16", "f16 f16 f16", div_fixup, _V3)
 

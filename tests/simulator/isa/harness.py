@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from kvc.simulator.isa.table import REGISTRY, Op
 from minifloats import undefined_function
 from operands import LANES, SHAPES, draw, from_array, to_array
 from pcode import Program, Unsupported, Value
-
-from kvc.simulator.isa.table import REGISTRY, Op
 
 # LLVM's name where it differs from the document's.
 _ALIASES = {
@@ -27,6 +25,10 @@ _NAMES = {
     "v_fmamk_f32": ("S0", "SIMM32", "S1"), "v_fmaak_f32": ("S0", "S1", "SIMM32"),
     "v_madmk_f16": ("S0", "SIMM16", "S1"), "v_madak_f16": ("S0", "S1", "SIMM16"),
 }  # fmt: skip
+
+
+# Filled by the tests, reported at the end of the run.
+CHECKED: dict[str, set[str]] = {"document": set(), "errata": set()}
 
 
 @cache
@@ -144,4 +146,3 @@ def run_document(case: Case, lane: int, flavour: str = "ocp", truth_table: int =
             shift = 16 if kind.endswith(".hi") else 0
             results.append(names["D0"].bits >> shift & ((1 << (bits * count)) - 1))
     return results
-

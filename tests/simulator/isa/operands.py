@@ -26,11 +26,22 @@ _EDGES_F16 = [
     0x3C00, 0xBC00, 0x3800, 0xB800, 0x3E00, 0x4100, 0x3BFF, 0x3C01, 0x1400, 0x5BF8, 0x7800, 0x0801,
 ]  # fmt: skip
 _EDGES_F64 = [struct.unpack("<Q", struct.pack("<d", v))[0] for v in (
-    0.0, -0.0, float("inf"), -float("inf"), 5e-324, 2.0**-1022, -(2.0**-1022) + 5e-324, 1.7976931348623157e308, 1.0, -1.0,
-    0.5, -0.5, 1.5, 2.5, 3.0, 2.0**31, 2.0**32, -(2.0**31) - 0.5, 1e-300, 1e300, 0.1, 1 + 2**-52, 2.0**1022, 2.0**-1000,
+    0.0, -0.0, float("inf"), -float("inf"), 5e-324, 2.0**-1022, -(2.0**-1022) + 5e-324, 1.7976931348623157e308, 1.0,
+    -1.0, 0.5, -0.5, 1.5, 2.5, 3.0, 2.0**31, 2.0**32, -(2.0**31) - 0.5, 1e-300, 1e300, 0.1, 1 + 2**-52,
+    2.0**1022, 2.0**-1000,
 )] + [0x7FF8000000000000, 0x7FF0000000000001, 0xFFFC000000000000]  # fmt: skip
 _EDGES_INT = [0, 1, 2, 7, 8, 15, 31, 32, 33, 63, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF]
-_EDGES_INT += [0x80000000, 0xFFFFFFFF, 0xFFFFFFFE, 0x00FF00FF, 0x12345678, 0x07060504, 0x0C0D080B, 0x00200000, 0x001F0003]
+_EDGES_INT += [
+    0x80000000,
+    0xFFFFFFFF,
+    0xFFFFFFFE,
+    0x00FF00FF,
+    0x12345678,
+    0x07060504,
+    0x0C0D080B,
+    0x00200000,
+    0x001F0003,
+]
 _WIDE = [0x7FFFFFFFFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF, 0x100000000, 0x00000001FFFFFFFF]
 
 # type -> (bits of one element, elements on the last axis, NumPy dtype)
@@ -79,9 +90,7 @@ def element(rng: random.Random, kind: str) -> int:
 def draw(rng: random.Random, kind: str, waves: int) -> list[int]:
     """waves * 64 raw operands (all elements of a lane in one integer, the first lowest)."""
     bits, count, _ = SHAPES[kind]
-    return [
-        sum(element(rng, kind) << (bits * i) for i in range(count)) for _ in range(waves * LANES)
-    ]
+    return [sum(element(rng, kind) << (bits * i) for i in range(count)) for _ in range(waves * LANES)]
 
 
 def to_array(raw: list[int], kind: str) -> Any:
