@@ -7,7 +7,9 @@ Triton's cubins run as they are; HIP source comes here by way of `compile_for_cu
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
+from kvc.arch import ArchSpec
 from kvc.backends.device.driver import DeviceFacts, Driver, DriverApi
 from kvc.backends.device.executor import DeviceExecutor
 from kvc.backends.device.nvrtc import compile_for_cuda
@@ -60,6 +62,10 @@ class CudaExecutor(DeviceExecutor):
     name = "cuda"
     api = CUDA_API
 
+    def __init__(self, libraries: Sequence[str] = (), arch: ArchSpec | None = None) -> None:
+        super().__init__(libraries, arch)
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+
     def _device_facts(self, driver: Driver, device: int) -> DeviceFacts:
         major, minor = driver.attribute("capability_major", device), driver.attribute("capability_minor", device)
         label = ctypes.create_string_buffer(256)
@@ -75,10 +81,13 @@ class CudaExecutor(DeviceExecutor):
         )
 
     def _select_device(self, driver: Driver, device: int) -> None:
-        # The primary context is the one torch uses too: pointers and modules can be shared with it.
-        context = ctypes.c_void_p()
-        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
-        driver.call("cuCtxSetCurrent", context)
+        # The primary context is the one torch uses too. It is retained once and kept for the life of the process:
+        # releasing the last hold would destroy what others in the process may still refer to.
+        if device not in self._contexts:
+            context = ctypes.c_void_p()
+            driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
+            self._contexts[device] = context
+        driver.call("cuCtxSetCurrent", self._contexts[device])
 
     def _before_launch(self, driver: Driver, function: int, plan: LaunchPlan) -> None:
         if plan.dynamic_lds > _STATIC_LIMIT_BYTES:

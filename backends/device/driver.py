@@ -7,9 +7,9 @@ and differ in name alone. `DriverApi` is that table of names; `Driver` is the bi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from kvc.diagnostics import Diagnostic, KvcError
 
@@ -91,8 +91,11 @@ class Driver:
     def call(self, name: str, *arguments: Any) -> None:
         status = int(getattr(self._library, name)(*arguments))
         if status != 0:
-            text = self._error_text(status)
-            raise KvcError("KVC0603", f"{name} returned {status} ({text})", call=name, status=status)
+            self._fail(name, status)
+
+    def _fail(self, name: str, status: int) -> NoReturn:
+        text = self._error_text(status)
+        raise KvcError("KVC0603", f"{name} returned {status} ({text})", call=name, status=status)
 
     def _error_text(self, status: int) -> str:
         function = getattr(self._library, self.api.error_string)
@@ -161,18 +164,30 @@ class Driver:
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self.call(self.api.fill, ctypes.c_void_p(address), ctypes.c_ubyte(byte), ctypes.c_size_t(nbytes))
 
-    def launch(
+    def bind(
         self,
         function: int,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_bytes: int,
         arguments: Sequence[Any],
-    ) -> None:
-        """Queue one launch on the default stream; `arguments` are ctypes values, passed by address."""
-        pointers = (ctypes.c_void_p * max(len(arguments), 1))(*(ctypes.addressof(value) for value in arguments))
+    ) -> Callable[[], None]:
+        """A call that queues this launch on the default stream; everything that takes time in Python is done here.
+
+        `arguments` are ctypes values; the driver reads them through pointers at the time of the launch.
+        """
+        kept = tuple(arguments)
+        pointers = (ctypes.c_void_p * max(len(kept), 1))(*(ctypes.addressof(value) for value in kept))
         extents = [ctypes.c_uint(value) for value in (*grid, *block, shared_bytes)]
-        self.call(self.api.launch, ctypes.c_void_p(function), *extents, None, pointers, None)
+        call = getattr(self._library, self.api.launch)
+        handle = ctypes.c_void_p(function)
+
+        def launch(keep_alive: tuple[Any, ...] = kept) -> None:
+            status = call(handle, *extents, None, pointers, None)
+            if status != 0:
+                self._fail(self.api.launch, int(status))
+
+        return launch
 
     def synchronize(self) -> None:
         self.call(self.api.synchronize)

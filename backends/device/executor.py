@@ -6,8 +6,8 @@ import ctypes
 import hashlib
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,14 @@ _SCALARS: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32":
 
 @dataclass(frozen=True)
 class Timing:
-    """Device and host milliseconds of each repeat, and the buffers after the last one (to be checked again)."""
+    """Milliseconds of each repeat, and the buffers after the last one (to be checked again).
+
+    `device_ms` is between the events around the launches. `span_ms` (device) and `host_ms` (host clock) both cover the
+    whole repeat, from an idle device to an idle device, the emptying of the caches included.
+    """
 
     device_ms: tuple[float, ...]
+    span_ms: tuple[float, ...]
     host_ms: tuple[float, ...]
     buffers: dict[str, np.ndarray]
 
@@ -37,8 +42,8 @@ class Timing:
 
     @property
     def hidden_work(self) -> bool:
-        """True when the host saw much more time than the events did: work on another stream would look so."""
-        return statistics.median(self.host_ms) > 2 * self.median_ms + 1.0
+        """True when the device was busy for much longer than its events say: work on another stream looks like that."""
+        return statistics.median(self.host_ms) > 2 * statistics.median(self.span_ms) + 1.0
 
 
 @dataclass
@@ -67,8 +72,8 @@ class DeviceExecutor:
         self._arch = arch
         self._driver: Driver | None = None
         self._facts: tuple[DeviceFacts, ...] = ()
-        self._selected: DeviceFacts | None = None
         self._modules: dict[str, int] = {}
+        self._functions: dict[tuple[str, str], int] = {}
 
     def _device_facts(self, driver: Driver, device: int) -> DeviceFacts:
         raise NotImplementedError
@@ -112,15 +117,13 @@ class DeviceExecutor:
         return check_facts(matching[0], arch)
 
     def select(self, arch: ArchSpec | None = None) -> DeviceFacts:
-        """Make the first fitting device current. Raises what `available` returns."""
-        arch = arch or self._arch
+        """Make the first fitting device current, for later runs too. Raises what `available` returns."""
+        self._arch = arch = arch or self._arch
         problem = self.available(arch)
         if problem is not None:
             raise KvcError(problem.code, problem.message, hint=problem.hint, **problem.details)
         facts = next(facts for facts in self._facts if arch is None or facts.name == arch.name)
-        if self._selected != facts:
-            self._select_device(self._require(), facts.index)
-            self._selected = facts
+        self._select_device(self._require(), facts.index)  # each time: other libraries of the process choose too
         return facts
 
     def _require(self) -> Driver:
@@ -131,7 +134,7 @@ class DeviceExecutor:
 
     def close(self) -> None:
         driver, self._driver = self._driver, None
-        modules, self._modules, self._selected = self._modules, {}, None
+        modules, self._modules, self._functions = self._modules, {}, {}
         if driver is not None:
             for module in modules.values():
                 driver.unload(module)
@@ -153,11 +156,11 @@ class DeviceExecutor:
         self, launches: Sequence[LaunchPlan], buffers: Mapping[str, np.ndarray], *, outputs: Collection[str] = ()
     ) -> Execution:
         """See `kvc.executor.Executor`. KVC0704 when a kernel wrote into a guard band, with the buffer and offset."""
-        facts = self._selected or self.select()
+        facts = self.select()
         driver = self._require()
         with self._uploaded(driver, buffers, outputs) as device:
-            for plan in launches:
-                self._launch(driver, plan, device)
+            for launch in [self._bind(driver, plan, device) for plan in launches]:
+                launch()
             driver.synchronize()
             results = {name: self._download(driver, name, buffer) for name, buffer in device.items()}
         evidence = {
@@ -204,57 +207,48 @@ class DeviceExecutor:
     ) -> Timing:
         """Time the whole sequence of launches.
 
-        Each repeat runs on the next of `copies` sets of buffers (a result replayed by address shows), after a write of
-        `flush_bytes` that empties the caches (0: leave them warm). The device is idle before the first event and after
-        the last. Outputs are poisoned again once warm-up is over, so that the returned buffers are the timed runs' own.
+        Each repeat runs on the next of `copies` sets of buffers, so that a result replayed by address shows. Before it
+        the device writes `flush_bytes`, which empties the caches (0: runs the launches once more, which warms them);
+        the host queues the timed launches meanwhile, so that its own time is not in the figure. Outputs are poisoned
+        again once warm-up is over: the returned buffers are the timed runs' own.
         """
-        if self._selected is None:
-            self.select()
+        self.select()
         driver = self._require()
-        start, stop = driver.event(), driver.event()
-        scratch = driver.malloc(flush_bytes) if flush_bytes else 0
-        device_ms: list[float] = []
-        host_ms: list[float] = []
-        try:
-            with self._copies(driver, buffers, outputs, copies) as sets:
-                for index in range(warmup + repeats):
-                    chosen = sets[index % len(sets)]
-                    if index == warmup:
-                        for device in sets:
-                            self._poison(driver, device, outputs)
-                    if scratch:
-                        driver.fill(scratch, index & 0xFF, flush_bytes)
-                    driver.synchronize()
-                    began = time.perf_counter()
-                    driver.record(start)
-                    for plan in launches:
-                        self._launch(driver, plan, chosen)
-                    driver.record(stop)
-                    driver.synchronize()
-                    host = (time.perf_counter() - began) * 1e3
-                    if index >= warmup:
-                        device_ms.append(driver.elapsed_ms(start, stop))
-                        host_ms.append(host)
-                last = sets[(warmup + repeats - 1) % len(sets)]
-                results = {name: self._download(driver, name, buffer) for name, buffer in last.items()}
-        finally:
+        samples: list[tuple[float, float, float]] = []
+        with ExitStack() as stack:
+            events = [driver.event() for _ in range(3)]
+            for event in events:
+                stack.callback(driver.destroy_event, event)
+            scratch = driver.malloc(flush_bytes) if flush_bytes else 0
             if scratch:
-                driver.free(scratch)
-            driver.destroy_event(start)
-            driver.destroy_event(stop)
-        return Timing(tuple(device_ms), tuple(host_ms), results)
+                stack.callback(driver.free, scratch)
+            sets = [stack.enter_context(self._uploaded(driver, buffers, outputs)) for _ in range(max(copies, 1))]
+            bound = [[self._bind(driver, plan, device) for plan in launches] for device in sets]
+            for index in range(warmup + repeats):
+                if index == warmup:
+                    for device in sets:
+                        self._poison(driver, device, outputs)
+                flush = (lambda byte=index & 0xFF: driver.fill(scratch, byte, flush_bytes)) if scratch else None
+                samples.append(_timed(driver, events, bound[index % len(sets)], flush))
+            last = sets[(warmup + repeats - 1) % len(sets)]
+            results = {name: self._download(driver, name, buffer) for name, buffer in last.items()}
+        device_ms, span_ms, host_ms = (tuple(column) for column in zip(*samples[warmup:], strict=True))
+        return Timing(device_ms, span_ms, host_ms, results)
 
     def _function(self, driver: Driver, plan: LaunchPlan) -> int:
-        key = hashlib.sha256(plan.binary).hexdigest()
-        if key not in self._modules:
-            self._modules[key] = driver.load(plan.binary)
-        return driver.function(self._modules[key], plan.kernel)
+        digest = hashlib.sha256(plan.binary).hexdigest()
+        if digest not in self._modules:
+            self._modules[digest] = driver.load(plan.binary)
+        key = (digest, plan.kernel)
+        if key not in self._functions:
+            self._functions[key] = driver.function(self._modules[digest], plan.kernel)
+        return self._functions[key]
 
-    def _launch(self, driver: Driver, plan: LaunchPlan, device: Mapping[str, _DeviceBuffer]) -> None:
+    def _bind(self, driver: Driver, plan: LaunchPlan, device: Mapping[str, _DeviceBuffer]) -> Callable[[], None]:
         arguments = [_argument(kind, value, device) for kind, value in plan.args]
         function = self._function(driver, plan)
         self._before_launch(driver, function, plan)
-        driver.launch(function, plan.grid, plan.block, plan.dynamic_lds, arguments)
+        return driver.bind(function, plan.grid, plan.block, plan.dynamic_lds, arguments)
 
     # ---- buffers ----------------------------------------------------------------------------------------------------
 
@@ -277,19 +271,6 @@ class DeviceExecutor:
             for buffer in device.values():
                 driver.free(buffer.base)
 
-    @contextmanager
-    def _copies(
-        self, driver: Driver, buffers: Mapping[str, np.ndarray], outputs: Collection[str], count: int
-    ) -> Iterator[list[dict[str, _DeviceBuffer]]]:
-        if count < 1:
-            yield []
-            return
-        with (
-            self._uploaded(driver, buffers, outputs) as first,
-            self._copies(driver, buffers, outputs, count - 1) as rest,
-        ):
-            yield [first, *rest]
-
     def _poison(self, driver: Driver, device: Mapping[str, _DeviceBuffer], outputs: Collection[str]) -> None:
         for name in outputs:
             if device[name].nbytes:
@@ -308,6 +289,28 @@ class DeviceExecutor:
                 raise KvcError("KVC0704", text, hint="mask the stores of the last tile", buffer=name, offset=offset)
         data = raw[GUARD_BYTES : GUARD_BYTES + buffer.nbytes].copy()
         return data.view(buffer.array.dtype).reshape(buffer.array.shape)
+
+
+def _timed(
+    driver: Driver, events: Sequence[int], launches: Sequence[Callable[[], None]], flush: Callable[[], None] | None
+) -> tuple[float, float, float]:
+    """One repeat: device time of the launches, device time and host time from idle to idle (milliseconds)."""
+    begin, start, stop = events
+    driver.synchronize()
+    began = time.perf_counter()
+    driver.record(begin)
+    if flush is not None:
+        flush()
+    else:
+        for launch in launches:
+            launch()
+    driver.record(start)
+    for launch in launches:
+        launch()
+    driver.record(stop)
+    driver.synchronize()
+    host = (time.perf_counter() - began) * 1e3
+    return driver.elapsed_ms(start, stop), driver.elapsed_ms(begin, stop), host
 
 
 def _argument(kind: str, value: object, device: Mapping[str, _DeviceBuffer]) -> Any:

@@ -96,7 +96,7 @@ class ToolchainInfo:
     linker: tuple[str, ...]  # command that takes ld.lld's arguments
     hermetic: bool = False
     device_libraries: str = ""  # version of the device libraries, for the record
-    library_paths: tuple[str, ...] = ()  # ocml.bc, ockl.bc; empty when the compiler finds its own
+    library_paths: tuple[str, ...] = ()  # bitcode to link; empty when the compiler finds its own
     extra_flags: tuple[str, ...] = field(default=())
 
     def describe(self) -> str:
@@ -185,7 +185,9 @@ def _find_debian() -> ToolchainInfo | None:
     linker = shutil.which("ld.lld-19") or shutil.which("ld.lld")
     headers = Path("/usr/include/hip/hip_runtime.h")
     roots = (Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode"), Path("/usr/amdgcn/bitcode"))
-    root = next((path for path in roots if (path / "ocml.bc").is_file() and (path / "ockl.bc").is_file()), None)
+    # hip.bc holds the barrier and fence functions that the headers of that time call.
+    names = ("hip.bc", "ocml.bc", "ockl.bc")
+    root = next((path for path in roots if all((path / name).is_file() for name in names)), None)
     if clang is None or linker is None or root is None or not headers.is_file():
         return None
     return ToolchainInfo(
@@ -195,7 +197,7 @@ def _find_debian() -> ToolchainInfo | None:
         assembler=(clang,),
         linker=(linker,),
         device_libraries="Debian rocm-device-libs",
-        library_paths=(str(root / "ocml.bc"), str(root / "ockl.bc")),
+        library_paths=tuple(str(root / name) for name in names),
         extra_flags=("-nogpulib", "--rocm-path=/usr", "-D__HIP_PLATFORM_AMD__=1"),
     )
 
