@@ -283,12 +283,24 @@ def match_contraction(spec: KernelSpec) -> Contraction | str:
     if misread:
         return misread
     a, b, m, n = operands.a, operands.b, operands.m, operands.n
+    if not (m or n):
+        return "its operands read the same rows"
+    if not (m and n) and _along_rows(stmt, a if m else b):
+        return "it multiplies with a vector, along rows"
     fastest = outputs[0].axes[-1] if outputs[0].axes else ""
     if fastest in m or (not n and m):
         a, b, m, n = b, a, n, m
     names = {o.name for o in spec.outputs}
     epilogue = tuple(s for s in spec.body if s is not stmt and (s.target in owned or s.target in names))
     return Contraction(stmt, operands.batch, m, n, stmt.inner_axes, a, b, epilogue)
+
+
+def _along_rows(stmt: Stmt, operand: Expr) -> bool:
+    """Whether an operand is read with a summed axis fastest: a product without a second free operand is then limited
+    by memory, and best read row by row."""
+    summed = set(stmt.inner_axes)
+    reads = [load.index for load in loads(operand) if any(summed & set(axes_of(i)) for i in load.index)]
+    return all(summed & set(axes_of(index[-1])) for index in reads)
 
 
 # ---------------------------------------------------------------- the generic pattern
