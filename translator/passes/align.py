@@ -123,7 +123,7 @@ class Alignment:
 
     def _typed(self) -> KernelSpec:
         """The kernel as it is now, for types and shapes."""
-        return KernelSpec("", tuple(self.scope.values()), self.operands(), (), tuple(self.stmts.values()))
+        return KernelSpec("", (), self.operands(), (), tuple(self.stmts.values()))
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors read from memory, in order of their first read, under the dims of the whole spec."""

@@ -21,8 +21,14 @@ def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], n
     names = {a: alignment.name(a) for a in alignment.sizes}
     order = [alignment.name(a) for a in alignment.anchor().inner_axes]
     body = [_order_reduction(rename_axes(s, names), order) for s in alignment.stmts.values()]
-    sizes = {a: size for a, size in alignment.scope.items()}
-    inputs = tuple(_input(o, body, sizes) for o in alignment.operands())
+    operands = alignment.operands()
+    used = {
+        *alignment.sizes,
+        *(d for o in operands for d in o.dims),
+        *(a for s in body for a in (*s.axes, *s.inner_axes)),
+    }
+    sizes = {a: alignment.scope[a] for a in used}
+    inputs = tuple(_input(o, body, sizes) for o in operands)
     stmts = {s.target: s for s in body}
     results = tuple(replace(operand_of(whole, o), dims=stmts[o].axes, strides=alignment.strides[o]) for o in outputs)
     spec = drop_dead(KernelSpec(name, tuple(sizes.values()), inputs, results, tuple(body)))
@@ -139,7 +145,8 @@ def name_axes(spec: KernelSpec, stems: dict[str, str]) -> KernelSpec:
     """Short names for axes: the stem of what the axis was called in the model, numbered where it repeats."""
     taken = {o.name for o in (*spec.inputs, *spec.outputs)} | {s.target for s in spec.body} | RESERVED
     names: dict[str, str] = {}
-    for axis in dict.fromkeys(axis_order(spec)):
+    domains = [a for s in spec.body for a in (*s.axes, *s.inner_axes)]
+    for axis in dict.fromkeys((*domains, *axis_order(spec))):
         if spec.size[axis].size is None:
             taken.add(axis)
             continue

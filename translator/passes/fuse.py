@@ -1,0 +1,266 @@
+"""Groups the statements of a whole-model spec into kernels.
+
+Every statement starts as a kernel of its own. Kernels merge, or a pointwise one is computed again inside its readers,
+when (1) the result is a pattern for which backends have a schedule (kvc.patterns), (2) no dependency runs out of the
+merged kernel and back into it, and (3) the price (kvc.cost: traffic, launches, repeated work) goes down. The order of
+the rules matters, the rules themselves do not overlap:
+
+1. epilogues: pointwise readers join the contraction or window that produces their operand;
+2. rows: reductions over the same rows, with the pointwise statements around them;
+3. recompute: pointwise kernels whose value all readers can cheaply work out themselves (prologues, masks, scales);
+4. pointwise chains, then siblings that read the same tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvc.cost import evaluations, is_transcendental, launches, price
+from kvc.kernel import KernelSpec
+from kvc.passes.access import loads_in_index
+from kvc.passes.extract import extract
+from kvc.patterns import Contraction, Pattern, Pointwise, Rows, Staged, Window, match, points
+
+MAX_OPERANDS = 24  # pointers of one launch; siblings are not merged beyond
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A kernel that a group of statements would make."""
+
+    spec: KernelSpec
+    pattern: Pattern
+    price: float
+
+
+class Fusion:
+    """The grouping under construction. `barriers` maps a tensor that a fallback node writes to those it reads: such a
+    node is a group that never merges."""
+
+    def __init__(self, whole: KernelSpec, barriers: Mapping[str, Sequence[str]]) -> None:
+        self.whole = whole
+        self.live = {o.name for o in whole.outputs}
+        self.position = {s.target: i for i, s in enumerate(whole.body)}
+        self.reads = {s.target: tuple(dict.fromkeys(r.tensor for r in s.loads())) for s in whole.body}
+        self.readers: dict[str, list[str]] = {t: [] for t in self.position}
+        self.groups: dict[int, tuple[str, ...]] = {}
+        self.owner: dict[str, int] = {}  # the group that writes a tensor
+        self.members: dict[str, set[int]] = {}  # all groups that compute it
+        self.fallbacks: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # group -> tensors read, written
+        self.trials: dict[tuple[tuple[str, ...], tuple[str, ...]], Trial] = {}
+        for target, tensors in self.reads.items():
+            self.groups[self.position[target]] = (target,)
+            self.owner[target] = self.position[target]
+            self.members[target] = {self.position[target]}
+            for tensor in tensors:
+                if tensor in self.readers:
+                    self.readers[tensor].append(target)
+        by_node: dict[tuple[str, ...], list[str]] = {}
+        for written, read in barriers.items():
+            by_node.setdefault(tuple(read), []).append(written)
+        for i, (read, written_all) in enumerate(by_node.items()):
+            group = len(self.position) + i
+            self.fallbacks[group] = (read, tuple(written_all))
+            self.owner.update(dict.fromkeys(written_all, group))
+
+    # ------------------------------------------------------------ the graph of groups
+    def inputs(self, group: int) -> set[str]:
+        """Tensors that a group reads from memory."""
+        if group in self.fallbacks:
+            return set(self.fallbacks[group][0])
+        own = set(self.groups[group])
+        return {t for target in own for t in self.reads[target] if t not in own}
+
+    def producers(self, group: int) -> set[int]:
+        return {self.owner[t] for t in self.inputs(group) if t in self.owner}
+
+    def consumers(self, group: int) -> list[int]:
+        """Groups that read what a group writes, in order."""
+        own = self.groups[group]
+        found = {g for t in own if self.owner.get(t) == group for r in self.readers[t] for g in self.members[r]}
+        return sorted(
+            g for g in found - {group} if any(self.owner[t] == group for t in self.inputs(g) if t in self.owner)
+        )
+
+    def outputs(self, targets: Sequence[str], groups: Iterable[int]) -> tuple[str, ...]:
+        """What `targets`, as one kernel in place of `groups`, must write: values that outlive the model or that another
+        kernel reads. Values that another kernel owns are computed but not written."""
+        inside, own = set(groups), set(targets)
+        written = []
+        for t in targets:
+            if self.owner.get(t) not in inside:
+                continue
+            outside = {g for r in self.readers[t] for g in self.members[r]} - inside
+            if t in self.live or any(t not in self.groups[g] for g in outside) or self._feeds_fallback(t):
+                written.append(t)
+        assert written or not own, "a kernel without outputs"
+        return tuple(written)
+
+    def _feeds_fallback(self, tensor: str) -> bool:
+        return any(tensor in read for read, _ in self.fallbacks.values())
+
+    def reaches_around(self, first: int, last: int) -> bool:
+        """Whether `last` depends on `first` through some third group."""
+        stack = [g for g in self.producers(last) if g != first]
+        seen = set(stack)
+        while stack:
+            for producer in self.producers(stack.pop()):
+                if producer == first:
+                    return True
+                if producer not in seen:
+                    seen.add(producer)
+                    stack.append(producer)
+        return False
+
+    # ------------------------------------------------------------ trials
+    def trial(self, targets: Sequence[str], groups: Iterable[int]) -> Trial:
+        """The kernel of `targets` in place of `groups`, with its pattern and price."""
+        ordered = tuple(sorted(targets, key=self.position.__getitem__))
+        outputs = self.outputs(ordered, groups)
+        key = (ordered, outputs)
+        if key not in self.trials:
+            spec = extract(self.whole, ordered, outputs)
+            pattern = match(spec)
+            self.trials[key] = Trial(spec, pattern, price(spec, pattern))
+        return self.trials[key]
+
+    def kernel(self, group: int) -> Trial:
+        return self.trial(self.groups[group], (group,))
+
+    def kind(self, group: int) -> type:
+        return type(self.kernel(group).pattern)
+
+    def merge(self, first: int, second: int, allowed: Callable[[Trial], bool]) -> bool:
+        """Merge two groups if that is legal, allowed and cheaper; the result takes the place of `first`."""
+        if first in self.fallbacks or second in self.fallbacks:
+            return False
+        if self.reaches_around(first, second) or self.reaches_around(second, first):
+            return False
+        before = (self.kernel(first), self.kernel(second))
+        merged = self.trial({*self.groups[first], *self.groups[second]}, (first, second))
+        if not allowed(merged) or not _keeps_schedule(before, merged):
+            return False
+        if merged.price >= before[0].price + before[1].price:
+            return False
+        targets = tuple(sorted({*self.groups[first], *self.groups.pop(second)}, key=self.position.__getitem__))
+        self.groups[first] = targets
+        for t in targets:
+            self.members[t] = {first if g == second else g for g in self.members[t]}
+            if self.owner.get(t) == second:
+                self.owner[t] = first
+        return True
+
+    def recompute(self, group: int) -> bool:
+        """Compute a pointwise group inside each of its readers instead, if that is allowed and cheaper."""
+        targets = self.groups[group]
+        if any(t in self.live or self._feeds_fallback(t) for t in targets if self.owner.get(t) == group):
+            return False
+        readers = self.consumers(group)
+        own = self.kernel(group)
+        if not readers or not isinstance(own.pattern, Pointwise):
+            return False
+        gain = own.price
+        for reader in readers:
+            before = self.kernel(reader)
+            after = self.trial({*self.groups[reader], *targets}, (reader,))
+            if type(after.pattern) is not type(before.pattern) or launches(after.pattern) > launches(before.pattern):
+                return False
+            if isinstance(after.pattern, Contraction) and not _is_prologue(after, before, own.spec):
+                return False
+            gain += before.price - after.price
+        if gain <= 0:
+            return False
+        del self.groups[group]
+        for t in targets:
+            self.members[t] = (self.members[t] - {group}) | set(readers)
+            if self.owner.get(t) == group:
+                del self.owner[t]
+        for reader in readers:
+            merged = {*self.groups[reader], *targets}
+            self.groups[reader] = tuple(sorted(merged, key=self.position.__getitem__))
+        return True
+
+    # ------------------------------------------------------------ the rules
+    def run(self) -> Fusion:
+        self._grow((Contraction,), lambda t: isinstance(t.pattern, Contraction), backwards=False)
+        self._grow((Rows, Window), lambda t: isinstance(t.pattern, Rows | Window), backwards=True)
+        for group in sorted(self.groups, reverse=True):
+            if group in self.groups and self.kind(group) is Pointwise:
+                self.recompute(group)
+        self._grow((Staged,), lambda t: isinstance(t.pattern, Staged), backwards=True)
+        self._grow((Pointwise,), lambda t: isinstance(t.pattern, Pointwise), backwards=False)
+        self._siblings()
+        return self
+
+    def _grow(self, kinds: tuple[type, ...], allowed: Callable[[Trial], bool], backwards: bool) -> None:
+        """Let each group of these kinds take in its consumers and (`backwards`) producers until none fits."""
+        for group in sorted(self.groups):
+            changed = group in self.groups and self.kind(group) in kinds
+            while changed:
+                changed = any(self.merge(group, g, allowed) for g in self._mergeable(self.consumers(group), kinds))
+                if backwards and not changed:
+                    found = sorted(self.producers(group), reverse=True)
+                    changed = any(self.merge(group, g, allowed) for g in self._mergeable(found, kinds))
+
+    def _mergeable(self, groups: Iterable[int], kinds: tuple[type, ...]) -> list[int]:
+        """Pointwise groups, and those of a kind that may join."""
+        joins = {Pointwise} if Contraction in kinds else {Pointwise, *kinds}
+        return [g for g in groups if g not in self.fallbacks and self.kind(g) in joins]
+
+    def _siblings(self) -> None:
+        """Merge groups of one kind over the same points that share an operand."""
+        by_input: dict[str, list[int]] = {}
+        for group in sorted(self.groups):
+            for tensor in sorted(self.inputs(group)):
+                by_input.setdefault(tensor, []).append(group)
+        for groups in by_input.values():
+            for i, first in enumerate(groups):
+                for second in groups[i + 1 :]:
+                    if first in self.groups and second in self.groups and self._are_siblings(first, second):
+                        self.merge(first, second, lambda t, kind=self.kind(first): type(t.pattern) is kind)  # type: ignore[misc]
+
+    def _are_siblings(self, first: int, second: int) -> bool:
+        a, b = self.kernel(first), self.kernel(second)
+        if type(a.pattern) is not type(b.pattern) or not isinstance(a.pattern, Pointwise | Rows | Window):
+            return False
+        operands = {o.name for t in (a, b) for o in (*t.spec.inputs, *t.spec.outputs)}
+        return len(operands) <= MAX_OPERANDS and _domain(a) == _domain(b)
+
+
+def _domain(trial: Trial) -> tuple[int, int]:
+    """Points of a kernel's domain: outside and inside its rows."""
+    pattern = trial.pattern
+    if isinstance(pattern, Rows):
+        return points(trial.spec, pattern.outer), points(trial.spec, pattern.inner)
+    assert isinstance(pattern, Pointwise | Window)
+    return points(trial.spec, pattern.axes), 1
+
+
+def _keeps_schedule(before: tuple[Trial, Trial], merged: Trial) -> bool:
+    """A contraction stays one (matrix cores), and a generic kernel gains no launch for what it takes in."""
+    if any(isinstance(t.pattern, Contraction) for t in before) and not isinstance(merged.pattern, Contraction):
+        return False
+    return launches(merged.pattern) < sum(launches(t.pattern) for t in before)
+
+
+def _is_prologue(after: Trial, before: Trial, added: KernelSpec) -> bool:
+    """Whether what a contraction takes in before its sum is light: a unary chain, a cast or a mask. Several full
+    operands or a gather would multiply loads, and transcendental work may not be repeated for each tile."""
+    assert isinstance(after.pattern, Contraction) and isinstance(before.pattern, Contraction)
+    operands = {r.tensor for r in before.pattern.stmt.loads()}
+    for stmt in reversed(before.spec.body):  # what the operands read through temporaries
+        if stmt.target in operands:
+            operands.update(r.tensor for r in stmt.loads())
+    if not operands & {o.name for o in added.outputs}:
+        return True  # it feeds the epilogue, once a point
+    result = max(points(added, o.dims) for o in added.outputs)
+    full = [o for o in added.inputs if points(added, o.dims) * 8 > result]
+    if len(full) > 1 or any(loads_in_index(r) for s in added.body for r in s.loads()):
+        return False
+    times = evaluations(after.spec, after.pattern)
+    return all(
+        times[s.target] <= 2 * points(added, s.axes)
+        for s in added.body
+        if is_transcendental(s.expr) and s.target in times
+    )

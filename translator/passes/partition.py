@@ -1,0 +1,115 @@
+"""Cuts the spec of a whole model into kernels, in an order in which they can run."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvc.check import check_kernel
+from kvc.kernel import Expr, KernelSpec, Load, transform
+from kvc.passes.extract import extract
+from kvc.passes.fuse import Fusion
+from kvc.passes.inline import fold_views
+from kvc.passes.unit_axes import drop_unit_axes
+from kvc.patterns import Contraction
+from kvc.simplify import simplify_indices
+
+# What brings a whole-model spec into the form that fusion starts from; each keeps its meaning.
+PREPARE: tuple[Callable[[KernelSpec], KernelSpec], ...] = (simplify_indices, drop_unit_axes, fold_views)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One kernel: its operands are named after tensors of the whole spec; `targets` are the statements it computes."""
+
+    spec: KernelSpec
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """A node that runs outside kvc: it writes `writes` (inputs of the whole spec) and reads `reads`."""
+
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+
+
+def partition(
+    whole: KernelSpec, barriers: Sequence[Barrier] = (), name: Callable[[Sequence[str]], str] | None = None
+) -> list[Cut | Barrier]:
+    """Kernels and barriers in an order in which each reads only what an earlier one wrote. Unit dims of outputs are
+    gone and dims may be split: an operand's memory is that of the tensor, its dims need not be. `name` gives a kernel
+    name for the statements it computes."""
+    for prepare in PREPARE:
+        whole = check_kernel(prepare(whole))
+    fusion = Fusion(whole, {w: b.reads for b in barriers for w in b.writes}).run()
+    whole = _relayout(whole, fusion)
+    steps: list[Cut | Barrier] = []
+    for group in _order(fusion):
+        if group in fusion.fallbacks:
+            read, written = fusion.fallbacks[group]
+            steps.append(Barrier(written, read))
+            continue
+        targets = fusion.groups[group]
+        outputs = fusion.outputs(targets, (group,))
+        spec = extract(whole, targets, outputs, name(targets) if name else "kernel")
+        steps.append(Cut(check_kernel(spec), targets))
+    return steps
+
+
+def _order(fusion: Fusion) -> list[int]:
+    """Groups by dependency; among those that are ready, the one that comes first in the model."""
+    waiting = {g: fusion.producers(g) - {g} for g in (*fusion.groups, *fusion.fallbacks)}
+    first = {g: min((fusion.position[t] for t in fusion.groups.get(g, ())), default=g) for g in waiting}
+    users: dict[int, list[int]] = {g: [] for g in waiting}
+    for group, producers in waiting.items():
+        for producer in producers:
+            users[producer].append(group)
+    ready = [(first[g], g) for g, producers in waiting.items() if not producers]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        order.append(group)
+        for user in users[group]:
+            waiting[user].discard(group)
+            if not waiting[user]:
+                heapq.heappush(ready, (first[user], user))
+    assert len(order) == len(waiting), "kernels depend on each other in a circle"
+    return order
+
+
+def _relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
+    """Intermediates that a contraction writes take its own axis order, however the model permuted them: rows of tiles
+    are then written whole, and digits of an axis that a view split are one axis again."""
+    orders: dict[str, tuple[int, ...]] = {}
+    for group in fusion.groups:
+        trial = fusion.kernel(group)
+        if not isinstance(trial.pattern, Contraction):
+            continue
+        domain = trial.pattern.stmt.axes
+        for out in trial.spec.outputs:
+            dims = trial.spec.stmt[out.name].axes
+            free = out.name not in fusion.live and not fusion._feeds_fallback(out.name)
+            same_rank = len(dims) == len(whole.stmt[out.name].axes) == len(domain)
+            if free and same_rank and dims != domain and set(dims) == set(domain):
+                orders[out.name] = tuple(dims.index(a) for a in domain)
+    return permute(whole, orders) if orders else whole
+
+
+def permute(whole: KernelSpec, orders: Mapping[str, tuple[int, ...]]) -> KernelSpec:
+    """The spec with the dims of temporaries in another order: `orders[t]` lists old positions."""
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Load) and expr.tensor in orders:
+            return replace(expr, index=tuple(expr.index[i] for i in orders[expr.tensor]))
+        return expr
+
+    body = []
+    for stmt in whole.body:
+        stmt = stmt.map(lambda root: transform(root, visit))
+        if stmt.target in orders:
+            stmt = replace(stmt, axes=tuple(stmt.axes[i] for i in orders[stmt.target]))
+        body.append(stmt)
+    return replace(whole, body=tuple(body))
