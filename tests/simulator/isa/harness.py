@@ -70,8 +70,11 @@ def plain(kind: str) -> str:
     return kind.removeprefix("D.").split(".")[0]
 
 
-def run_table(name: str, waves: int = 2, seed: int = 0, **fixed: Any) -> Case:
-    """Draw operands for an opcode and run its function; `fixed` gives the value of "fp8" or "bitop3" sources."""
+def run_table(name: str, waves: int = 2, seed: int = 0, clamp: bool = False, **fixed: Any) -> Case:
+    """Draw operands for an opcode and run its function; `fixed` gives the value of "fp8" or "bitop3" sources.
+
+    `clamp` calls the saturating form.
+    """
     op = REGISTRY[name]
     rng = random.Random(f"{name}{seed}")
     sources: list[list[int]] = []
@@ -87,7 +90,9 @@ def run_table(name: str, waves: int = 2, seed: int = 0, **fixed: Any) -> Case:
             sources.append(draw(rng, plain(kind), waves))
             arguments.append(to_array(sources[-1], plain(kind)))
     with np.errstate(all="ignore"):
-        outcome = op.fn(*arguments)
+        function = op.clamp_fn if clamp else op.fn
+        assert function is not None
+        outcome = function(*arguments)
     outcomes = outcome if isinstance(outcome, tuple) else (outcome,)
     assert len(outcomes) == len(op.dst)
     results = [_raw(value, kind) for value, kind in zip(outcomes, op.dst, strict=True)]
