@@ -1,0 +1,239 @@
+"""The pipeline: from a captured model to a verified translation.
+
+capture -> graph passes -> partition -> for each distinct kernel: propose, store look-up, gates -> assemble -> verify
+the whole model -> write. The graph passes are data in kvc.pipeline_graph, the gates are the stages of kvc.verify.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvc.arch import ArchSpec
+from kvc.diagnostics import KvcError
+from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task
+from kvc.plan import Fallback, Invoke, Plan
+from kvc.store import Store, key_of
+from kvc.verify.judge import Bench, judge
+from kvc.verify.oracle import Examiner
+from kvc.verify.verdict import Artifact, Rejected, Verdict, Verified
+
+if TYPE_CHECKING:
+    from kvc.frontends.fx.capture import Captured
+    from kvc.verify.model import ModelEvidence
+
+#: Called with (event, details) as work goes on: "stage" {"name"}, "kernel" {"index", "name", "state", ...}.
+Listener = Callable[[str, dict[str, Any]], None]
+
+
+def silent(event: str, details: dict[str, Any]) -> None:
+    """A listener that says nothing."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of a translation. `executor` is resolved ("auto" is not one); `emitters` empty means all of the
+    target's, in its order; `jobs` worker processes."""
+
+    executor: str
+    numerics: str = "strict"
+    seed: int = 0
+    strict: bool = False
+    emitters: tuple[str, ...] = ()
+    jobs: int = 2
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.numerics not in NUMERICS:
+            raise KvcError("KVC0106", f"numerics {self.numerics!r}", hint=f"one of: {', '.join(NUMERICS)}")
+        if self.jobs < 1:
+            raise KvcError("KVC0106", f"{self.jobs} jobs", hint="at least 1")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A candidate that was proposed for a kernel, and what became of it."""
+
+    emitter: str
+    schedule: str
+    verdict: Verdict | None  # None: the emitter does not support the kernel
+    reason: str = ""
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A model with a verified artifact for each distinct kernel (`artifacts[i]` belongs to `plan.kernels[i]`)."""
+
+    captured: Captured
+    plan: Plan
+    target: Target
+    arch: ArchSpec
+    options: Options
+    artifacts: tuple[Artifact, ...]
+    attempts: tuple[tuple[Attempt, ...], ...] = ()
+    evidence: tuple[ModelEvidence, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def origins(self) -> tuple[tuple[str, ...], ...]:
+        """For each distinct kernel, where in the model its operators stand."""
+        found: list[dict[str, None]] = [{} for _ in self.plan.kernels]
+        for step in self.plan.steps:
+            if isinstance(step, Invoke):
+                found[step.kernel].update(dict.fromkeys(str(loc) for loc in step.origin))
+        return tuple(tuple(f) for f in found)
+
+
+class NotVerified(KvcError):
+    """A kernel or model that no candidate could make pass: exit code 1, not 2. `attempts` say what was tried."""
+
+    def __init__(self, code: str, message: str, attempts: Sequence[Attempt] = (), hint: str = "", **details: Any):
+        super().__init__(code, message, hint=hint, **details)
+        self.attempts = tuple(attempts)
+
+
+def emitters_for(target: Target, names: tuple[str, ...]) -> list[Emitter]:
+    """The target's emitters in order of preference, restricted to `names` where given. KVC0105 for an unknown one."""
+    known = {e.name: e for e in target.emitters()}
+    for name in names:
+        if name not in known:
+            raise KvcError(
+                "KVC0105", f"target {target.name} has no emitter {name!r}", hint=f"one of: {', '.join(known)}"
+            )
+    return [e for e in known.values() if not names or e.name in names]
+
+
+def solve(
+    task: Task, target: Target, bench: Bench, store: Store | None, emitters: Sequence[Emitter]
+) -> tuple[Artifact | None, list[Attempt]]:
+    """The first verified candidate of the first emitter that has one, with its default knobs; and all attempts."""
+    examiner = Examiner(task.spec, bench.seed)
+    attempts: list[Attempt] = []
+    history: list[tuple[Candidate, Verdict]] = []
+    for emitter in emitters:
+        support = emitter.supports(task)
+        if not support.ok:
+            attempts.append(Attempt(emitter.name, "", None, support.reason))
+            continue
+        knobs = emitter.space(task).default
+        for candidate in emitter.propose(task, knobs, history, bench.seed):
+            verdict, cached = _verdict(candidate, target, bench, store, examiner)
+            history.append((candidate, verdict))
+            attempts.append(Attempt(emitter.name, candidate.schedule, verdict, cached=cached))
+            if isinstance(verdict, Verified):
+                return Artifact(candidate, verdict), attempts
+    return None, attempts
+
+
+def _verdict(
+    candidate: Candidate, target: Target, bench: Bench, store: Store | None, examiner: Examiner
+) -> tuple[Verdict, bool]:
+    if store is None:
+        return judge(candidate, bench, examiner), False
+    key = key_of(candidate, target, bench.executor, bench.seed)
+    known = store.get(key)
+    if known is not None:
+        return known, True
+    verdict = judge(candidate, bench, examiner)
+    store.put(key, verdict)
+    return verdict, False
+
+
+def failure(spec_name: str, attempts: Sequence[Attempt]) -> KvcError:
+    """What to say when no emitter had a verified candidate: the most telling rejection, or KVC0401 when none tried."""
+    rejected = [a for a in attempts if isinstance(a.verdict, Rejected)]
+    if not rejected:
+        reasons = "; ".join(f"{a.emitter}: {a.reason}" for a in attempts) or "no emitter was asked"
+        return KvcError("KVC0401", f"{spec_name} ({reasons})")
+    last = rejected[-1]
+    assert isinstance(last.verdict, Rejected)
+    found = last.verdict.diagnostic
+    message = f"kernel {spec_name} ({last.emitter}, {last.schedule}) failed at {last.verdict.stage}: {found.message}"
+    return NotVerified(found.code, message, attempts, found.hint, **found.details)
+
+
+def translate_kernels(
+    plan: Plan, target: Target, arch: ArchSpec, options: Options, bench: Bench, store: Store | None, listen: Listener
+) -> tuple[tuple[Artifact, ...], tuple[tuple[Attempt, ...], ...]]:
+    """An artifact for each distinct kernel, worked out on `options.jobs` threads (each drives a worker process).
+    Raises KVC0401 or NotVerified for the first kernel, in plan order, that has none."""
+    emitters = emitters_for(target, options.emitters)
+
+    def one(index: int) -> tuple[Artifact | None, list[Attempt]]:
+        spec = plan.kernels[index]
+        listen("kernel", {"index": index, "name": spec.name, "state": "start"})
+        started = time.monotonic()
+        artifact, attempts = solve(Task(spec, arch, options.numerics), target, bench, store, emitters)
+        state = "verified" if artifact is not None else "rejected"
+        seconds = time.monotonic() - started
+        listen(
+            "kernel",
+            {"index": index, "name": spec.name, "state": state, "attempts": attempts, "seconds": seconds},
+        )
+        return artifact, attempts
+
+    with ThreadPoolExecutor(options.jobs) as threads:
+        futures: list[Future[tuple[Artifact | None, list[Attempt]]]] = [
+            threads.submit(one, i) for i in range(len(plan.kernels))
+        ]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            for future in futures:
+                future.cancel()
+        for future in futures:
+            error = None if future.cancelled() else future.exception()
+            if error is not None:
+                raise error
+    results = [future.result() for future in futures]
+    artifacts = []
+    for spec, (artifact, attempts) in zip(plan.kernels, results, strict=True):
+        if artifact is None:
+            raise failure(spec.name, attempts)
+        artifacts.append(artifact)
+    return tuple(artifacts), tuple(tuple(attempts) for _, attempts in results)
+
+
+def check_fallbacks(plan: Plan, strict: bool) -> None:
+    """KVC0203 for the first fallback under `--strict`."""
+    if strict and plan.fallbacks:
+        first: Fallback = plan.fallbacks[0]
+        raise KvcError(
+            "KVC0203",
+            f"{first.node.op}: {first.reason}",
+            first.node.loc,
+            hint="leave out --strict to run this operator eagerly, or rewrite it with supported ones",
+        )
+
+
+def translate(
+    captured: Captured,
+    target: Target,
+    arch: ArchSpec,
+    options: Options,
+    *,
+    bench: Bench,
+    store: Store | None = None,
+    listen: Listener = silent,
+) -> Translation:
+    """Cut, write and verify every kernel of a captured model; the whole model is verified by kvc.package when it is
+    written. Raises KvcError (cannot be done) or NotVerified (no candidate passed)."""
+    from kvc.pipeline_graph import plan as plan_graph
+
+    if arch.vendor != "amd":
+        raise KvcError("KVC0105", f"{arch.name} is no translation target", hint="one of the gfx rows of `kvc arch`")
+    seconds = {}
+    started = time.monotonic()
+    listen("stage", {"name": "partition"})
+    plan = plan_graph(captured.graph)
+    check_fallbacks(plan, options.strict)
+    seconds["partition"] = time.monotonic() - started
+    listen("stage", {"name": "kernels", "total": len(plan.kernels), "steps": len(plan.steps)})
+    started = time.monotonic()
+    artifacts, attempts = translate_kernels(plan, target, arch, options, bench, store, listen)
+    seconds["kernels"] = time.monotonic() - started
+    return Translation(captured, plan, target, arch, options, artifacts, attempts, seconds=seconds)

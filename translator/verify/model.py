@@ -1,0 +1,269 @@
+"""Whole-model verification: the written module.py is imported as it stands, with its launch function replaced by one
+that hands each launch to an executor, and its results are compared with the original's."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from kvc.diagnostics import Diagnostic, KvcError
+from kvc.dtypes import from_torch
+from kvc.emitter import Compiled
+from kvc.executor import Argument, LaunchPlan
+from kvc.verify.compare import compare
+from kvc.verify.judge import Bench
+from kvc.verify.oracle import PROBE_EPS, perturbed
+from kvc.verify.verdict import OutputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    Outputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """What a model gives on `args` and `kwargs`: in float64, in its working dtype (eager), and in float64 with inputs
+    and parameters moved by one fp32 ulp. Values are leaves of the result by path ("out0", ...) and changed buffers by
+    their state_dict names. `source` says where the oracle comes from."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    oracle: Outputs
+    working: Outputs
+    probe: Outputs
+    source: str
+    growth: float = 2.0
+    input_set: str = "example inputs"
+
+
+@dataclass(frozen=True)
+class ModelEvidence:
+    """The whole model's errors, output by output (units as in OutputError)."""
+
+    executor: str
+    oracle: str
+    input_set: str
+    launches: int
+    errors: tuple[OutputError, ...]
+
+    @property
+    def worst(self) -> OutputError | None:
+        return max(self.errors, key=lambda e: e.error / e.tolerance if e.tolerance else 0.0, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "executor": self.executor,
+            "oracle": self.oracle,
+            "input_set": self.input_set,
+            "launches": self.launches,
+            "errors": [e.to_json() for e in self.errors],
+        }
+
+
+def leaves(result: Any) -> Outputs:
+    """Tensor leaves of a (nested) result, in order."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return {f"out{n}": t.detach() for n, t in enumerate(tensors)}
+
+
+def _to_double(value: Any) -> Any:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def convert(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return pytree.tree_map(convert, value)
+
+
+def reference_of_module(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0, growth: float = 2.0
+) -> ModelReference:
+    """The reference by running the original module: once as it is, twice in float64. Modules that cannot run in
+    float64 raise RuntimeError or TypeError from torch."""
+    import copy
+
+    import torch
+
+    def run(double: bool, eps: float) -> Outputs:
+        twin = copy.deepcopy(module)
+        given, named = (args, dict(kwargs))
+        if double:
+            twin = twin.double()
+            given, named = _to_double(given), _to_double(named)
+        if eps:
+            with torch.no_grad():
+                moved = perturbed(dict(twin.named_parameters()), seed, eps)
+                for name, parameter in twin.named_parameters():
+                    parameter.copy_(moved[name])
+            flat = {f"{n}": x for n, x in enumerate(given) if isinstance(x, torch.Tensor)}
+            moved = perturbed(flat, seed + 1, eps)
+            given = tuple(moved.get(f"{n}", x) for n, x in enumerate(given))
+        before = {name: b.clone() for name, b in twin.named_buffers()}
+        with torch.no_grad():
+            result = leaves(twin(*given, **named))
+        changed = {n: b for n, b in twin.named_buffers() if not torch.equal(b, before[n])}
+        return {**{k: v.clone() for k, v in result.items()}, **{n: b.detach() for n, b in changed.items()}}
+
+    state = {name: t.detach().clone() for name, t in module.state_dict().items()}
+    return ModelReference(
+        tuple(args), dict(kwargs), state, run(True, 0.0), run(False, 0.0), run(True, PROBE_EPS),
+        "original module in float64", growth,
+    )  # fmt: skip
+
+
+@contextmanager
+def written_module(folder: Path) -> Iterator[ModuleType]:
+    """Import `module.py` of an output folder under a private name. KVC0802 when the folder holds none."""
+    path = folder / "module.py"
+    if not path.is_file():
+        raise KvcError("KVC0802", f"{folder} holds no module.py", hint="give the folder that `kvc translate -o` wrote")
+    name = f"kvc_written_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and NamedTuple look their module up
+    # A written folder stays as it was written: no __pycache__ beside the kernels.
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.dont_write_bytecode = before
+        sys.modules.pop(name, None)
+
+
+class _Launcher:
+    """Stands in for `_launch` of a written module: the same arguments, run by an executor in a worker."""
+
+    def __init__(self, folder: Path, compiled: Mapping[str, Compiled], bench: Bench, arch: str) -> None:
+        self.folder = folder
+        self.objects = {file: c.objects for file, c in compiled.items()}
+        self.bench = bench
+        self.arch = arch
+        self.count = 0
+
+    def __call__(self, kernel: Any, call: Any, args: tuple[Any, ...]) -> None:
+        import torch
+
+        obj = self.objects[kernel.file][kernel.symbol]
+        if (self.folder / kernel.file).read_bytes() != obj.binary:
+            raise KvcError("KVC0804", f"{kernel.file} is not the code object that was verified")
+        views: dict[str, torch.Tensor] = {}
+        plan_args: list[Argument] = []
+        fresh = set()
+        for arg, mode in zip(args, kernel.modes, strict=True):
+            if isinstance(arg, int):
+                plan_args.append(("i64", arg))
+                continue
+            raw = _bytes_of(arg, call.arena)
+            name = f"b{raw.data_ptr():x}"
+            views[name] = raw
+            plan_args.append(("buffer", name))
+            if mode == "w":
+                fresh.add(name)
+        plan_args += [("i64", 0)] * kernel.padding
+        plan = LaunchPlan(obj.binary, obj.asm, kernel.symbol, kernel.grid, kernel.block, kernel.lds, tuple(plan_args))
+        # Buffers go by position, not by address: the run must not depend on where torch allocates.
+        names = {name: f"arg{n}" for n, name in enumerate(views)}
+        plan = replace(plan, args=tuple((k, names[v]) if k == "buffer" else (k, v) for k, v in plan.args))
+        arrays: dict[str, np.ndarray] = {names[n]: v.numpy() for n, v in views.items()}
+        done = self.bench.pool.execute(
+            [plan], arrays, outputs={names[n] for n in fresh}, executor=self.bench.executor, arch=self.arch,
+            seed=self.bench.seed,
+        )  # fmt: skip
+        for name, view in views.items():
+            view.copy_(torch.from_numpy(done.buffers[names[name]]))
+        self.count += 1
+
+
+def _bytes_of(arg: Any, arena: torch.Tensor) -> torch.Tensor:
+    """The bytes that a launch argument reaches, as a view."""
+    import torch
+
+    if not isinstance(arg, torch.Tensor):  # a region of the arena
+        return arena[arg.offset : arg.offset + arg.nbytes]
+    reach = 1 + sum((n - 1) * s for n, s in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else 0
+    return arg.detach().as_strided((reach,), (1,)).view(torch.uint8)
+
+
+@contextmanager
+def _poisoned_memory() -> Iterator[None]:
+    """torch fills fresh memory with NaN and all-ones, so that a value that no kernel wrote shows."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
+
+
+def run_written(
+    folder: Path, compiled: Mapping[str, Compiled], reference: ModelReference, bench: Bench, arch: str
+) -> tuple[Outputs, int]:
+    """Results of a written folder on the reference's inputs and weights (outputs by path, and every buffer), and the
+    number of launches. `compiled` maps code object files to what was verified."""
+    launcher = _Launcher(folder, compiled, bench, arch)
+    with written_module(folder) as written, _poisoned_memory():
+        launch: Callable[..., None] = launcher
+        written._launch = launch  # type: ignore[attr-defined]
+        model = written.Model()
+        model.load_state_dict(reference.state)
+        result = leaves(model(*reference.args, **reference.kwargs))
+        buffers = {name: b.detach() for name, b in model.named_buffers()}
+    return {**buffers, **result}, launcher.count
+
+
+def compare_model(got: Outputs, reference: ModelReference, bench: Bench, launches: int) -> ModelEvidence:
+    """Evidence that the results are those of the model; KVC0709 for the first output that is not."""
+    produced = [name for name in got if name.startswith("out") and name[3:].isdigit()]
+    expected = [name for name in reference.working if name.startswith("out") and name[3:].isdigit()]
+    if produced != expected:
+        raise KvcError("KVC0709", f"{len(produced)} outputs, the original gives {len(expected)}")
+    errors = []
+    for name, working in reference.working.items():
+        if name not in got:
+            raise KvcError("KVC0709", f"buffer {name} is not updated")
+        if name in expected and got[name].stride() != working.stride() and working.numel():
+            raise KvcError("KVC0709", f"{name} has strides {got[name].stride()}, the original {working.stride()}")
+        result = compare(
+            name, from_torch(working.dtype), got[name], reference.oracle[name], working, reference.probe.get(name),
+            growth=reference.growth, input_set=reference.input_set,
+        )  # fmt: skip
+        if result.diagnostic is not None:
+            found: Diagnostic = result.diagnostic
+            raise KvcError("KVC0709", found.message, hint=found.hint, cause=found.code)
+        errors.append(result.error)
+    return ModelEvidence(bench.executor, reference.source, reference.input_set, launches, tuple(errors))
+
+
+def verify_written(
+    folder: Path, compiled: Mapping[str, Compiled], reference: ModelReference, bench: Bench, arch: str
+) -> ModelEvidence:
+    """Run a written folder and compare. KVC0709 when it differs, KVC0804 when a code object is not the verified one,
+    and whatever an execution raises."""
+    got, launches = run_written(folder, compiled, reference, bench, arch)
+    return compare_model(got, reference, bench, launches)
+
+
+def combined(evidence: Sequence[ModelEvidence]) -> OutputError | None:
+    """The worst error of several."""
+    worst = [e.worst for e in evidence]
+    return max((w for w in worst if w), key=lambda e: e.error / e.tolerance if e.tolerance else 0.0, default=None)
