@@ -9,7 +9,7 @@ def linear(k, x, w, b=None):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvc.dtypes import DType
@@ -38,25 +38,29 @@ class Tensor:
 
 
 class Builder:
-    """Collects axes and statements. `prefix` names what the current op defines."""
+    """Collects axes and statements. `prefix` names what the current op defines; `reserved` names are never made up."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Collection[str] = ()) -> None:
+        self.reserved = reserved
         self.sizes: dict[str, Size] = {}
         self.stmts: list[Stmt] = []
         self.tensors: dict[str, Tensor] = {}
         self.prefix = "t"
         self._fresh: dict[str, int] = {}
 
-    def _name(self, stem: str, taken: dict) -> str:
+    def _name(self, stem: str) -> str:
         n = self._fresh.get(stem, 0)
-        while (name := f"{stem}{n}" if n or stem in taken else stem) in taken:
+        while self._taken(name := f"{stem}{n}" if n else stem):
             n += 1
         self._fresh[stem] = n
         return name
 
+    def _taken(self, name: str) -> bool:
+        return name in self.tensors or name in self.sizes or name in self.reserved
+
     def axis(self, size: int, stem: str = "i") -> Axis:
         """A fresh axis of `size`."""
-        name = self._name(stem, self.sizes)
+        name = self._name(stem)
         self.sizes[name] = Size(name, size)
         return Axis(name)
 
@@ -81,7 +85,7 @@ class Builder:
         self, dtype: DType, axes: Sequence[Axis], expr: ExprLike, over: Over | None = None, name: str = ""
     ) -> Tensor:
         """Add a statement; the result has one dimension per axis."""
-        name = name or self._name(self.prefix, self.tensors)
+        name = name or self._name(self.prefix)
         dims = tuple(a.name for a in axes)
         self.stmts.append(Stmt(name, dtype, dims, lift(expr), over))
         self.tensors[name] = Tensor(name, dtype, dims, tuple(self.size_of(a) for a in axes))

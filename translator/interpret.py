@@ -175,8 +175,8 @@ class _Run:
             return None
         to = self.compute(stmt.dtype)
         values = [self.eval(f) for f in factors]
-        letter = {a: chr(ord("a") + n) if n < 26 else chr(ord("A") + n - 26) for n, a in enumerate(self.extent)}
-        used = {a for v in values for a in v.axes}
+        used = dict.fromkeys(a for v in values for a in v.axes)
+        letter = {a: chr(ord("a") + n) if n < 26 else chr(ord("A") + n - 26) for n, a in enumerate(used)}
         result = Value(values[0].data.to(to), values[0].axes)
         for n, value in enumerate(values[1:], 2):
             later = {a for v in values[n:] for a in v.axes} | set(stmt.axes)
@@ -358,7 +358,7 @@ class _Run:
             else:
                 picked = at.data.clamp(0, extent - 1) if other is not None else at.data
                 data = data.index_select(dim, picked.reshape(-1))
-                data = data.reshape(*data.shape[:dim], *at.data.shape, *data.shape[dim + 1 :])
+                data = data.reshape((*data.shape[:dim], *at.data.shape, *data.shape[dim + 1 :]))
             axes.extend(at.axes)
         for mask in outside:
             data = data.masked_fill(self.aligned(mask, tuple(axes)), other.value)  # type: ignore[union-attr]

@@ -18,8 +18,9 @@ Meaning = Callable[..., "Tensor | tuple[Tensor, ...]"]
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments that exercise an op: `tensors` are (dtype, shape) for the leading tensor parameters (nested tuples
-    for tensor lists), `attrs` the rest."""
+    """Arguments that exercise an op. `tensors` are the positional ones: (dtype name, shape) stands for a tensor, a third
+    entry narrows its values (an int: integers below it; "positive"), a tuple of such is a tensor list, anything else
+    is a literal. `attrs` are the rest."""
 
     tensors: tuple[Any, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
