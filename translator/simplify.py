@@ -23,6 +23,11 @@ _BOUNDS: dict[str, Interval] = {"lt": (-_INF, -1), "le": (-_INF, 0), "gt": (1, _
 _OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 
+def _down(bound: float, divisor: int) -> float:
+    """A bound of a quotient, rounded down."""
+    return bound if abs(bound) == _INF else bound // divisor
+
+
 @dataclass(frozen=True)
 class Linear:
     """constant + sum(coefficient * atom); an atom is an Axis or an opaque integer expression."""
@@ -115,7 +120,9 @@ class IndexAlgebra:
                 return 0, c - 1
             case Call("floordiv", (arg, Const(c))) if isinstance(c, int) and c > 0:
                 low, high = self.interval(arg)
-                return low // c, high // c
+                return _down(low, c), _down(high, c)
+            case Cast(to, arg) if self._fits(arg, to):
+                return self.interval(arg)
             case Call("minimum" | "maximum" as fn, (a, b)):
                 pick = min if fn == "minimum" else max
                 (al, ah), (bl, bh) = self.interval(a), self.interval(b)
@@ -193,7 +200,7 @@ class IndexAlgebra:
             return linear
         quotient, rest = self._split(linear, c)
         low, high = self._bounds(rest)
-        if low // c == high // c and abs(low) != _INF:
+        if _down(low, c) == _down(high, c) and abs(low) != _INF:
             return quotient.plus(Linear((), int(low // c)))
         # (g*x + r) // (g*d) == x // d where 0 <= r < g
         g = gcd(c, *(k for _, k in rest.terms)) if rest.terms else 1
@@ -215,7 +222,7 @@ class IndexAlgebra:
     def _mod(self, linear: Linear, c: int) -> Linear:
         _, rest = self._split(linear, c)
         low, high = self._bounds(rest)
-        if low // c == high // c and abs(low) != _INF:
+        if _down(low, c) == _down(high, c) and abs(low) != _INF:
             return rest.plus(Linear((), int(-c * (low // c))))
         # (g*x + r) % (g*d) == g*(x % d) + r where 0 <= r < g
         for divisor in sorted({gcd(c, k) for _, k in rest.terms}, reverse=True):

@@ -13,7 +13,7 @@ the rules matters, the rules themselves do not overlap:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvc.cost import evaluations, is_transcendental, launches, price
@@ -26,6 +26,15 @@ MAX_OPERANDS = 24  # pointers of one launch; siblings are not merged beyond
 
 
 @dataclass(frozen=True)
+class Barrier:
+    """A node that runs outside kvc: it writes `writes` (inputs of the whole spec) and reads `reads`."""
+
+    name: str
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Trial:
     """A kernel that a group of statements would make."""
 
@@ -35,10 +44,9 @@ class Trial:
 
 
 class Fusion:
-    """The grouping under construction. `barriers` maps a tensor that a fallback node writes to those it reads: such a
-    node is a group that never merges."""
+    """The grouping under construction. A barrier is a group that never merges."""
 
-    def __init__(self, whole: KernelSpec, barriers: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, whole: KernelSpec, barriers: Sequence[Barrier]) -> None:
         self.whole = whole
         self.live = {o.name for o in whole.outputs}
         self.position = {s.target: i for i, s in enumerate(whole.body)}
@@ -47,7 +55,7 @@ class Fusion:
         self.groups: dict[int, tuple[str, ...]] = {}
         self.owner: dict[str, int] = {}  # the group that writes a tensor
         self.members: dict[str, set[int]] = {}  # all groups that compute it
-        self.fallbacks: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # group -> tensors read, written
+        self.barriers = {len(self.position) + i: barrier for i, barrier in enumerate(barriers)}
         self.trials: dict[tuple[tuple[str, ...], tuple[str, ...]], Trial] = {}
         for target, tensors in self.reads.items():
             self.groups[self.position[target]] = (target,)
@@ -56,19 +64,14 @@ class Fusion:
             for tensor in tensors:
                 if tensor in self.readers:
                     self.readers[tensor].append(target)
-        by_node: dict[tuple[str, ...], list[str]] = {}
-        for written, read in barriers.items():
-            by_node.setdefault(tuple(read), []).append(written)
-        for i, (read, written_all) in enumerate(by_node.items()):
-            group = len(self.position) + i
-            self.fallbacks[group] = (read, tuple(written_all))
-            self.owner.update(dict.fromkeys(written_all, group))
+        for group, barrier in self.barriers.items():
+            self.owner.update(dict.fromkeys(barrier.writes, group))
 
     # ------------------------------------------------------------ the graph of groups
     def inputs(self, group: int) -> set[str]:
         """Tensors that a group reads from memory."""
-        if group in self.fallbacks:
-            return set(self.fallbacks[group][0])
+        if group in self.barriers:
+            return set(self.barriers[group].reads)
         own = set(self.groups[group])
         return {t for target in own for t in self.reads[target] if t not in own}
 
@@ -92,13 +95,10 @@ class Fusion:
             if self.owner.get(t) not in inside:
                 continue
             outside = {g for r in self.readers[t] for g in self.members[r]} - inside
-            if t in self.live or any(t not in self.groups[g] for g in outside) or self._feeds_fallback(t):
+            if t in self.live or any(t not in self.groups[g] for g in outside):
                 written.append(t)
         assert written or not own, "a kernel without outputs"
         return tuple(written)
-
-    def _feeds_fallback(self, tensor: str) -> bool:
-        return any(tensor in read for read, _ in self.fallbacks.values())
 
     def reaches_around(self, first: int, last: int) -> bool:
         """Whether `last` depends on `first` through some third group."""
@@ -133,7 +133,7 @@ class Fusion:
 
     def merge(self, first: int, second: int, allowed: Callable[[Trial], bool]) -> bool:
         """Merge two groups if that is legal, allowed and cheaper; the result takes the place of `first`."""
-        if first in self.fallbacks or second in self.fallbacks:
+        if first in self.barriers or second in self.barriers:
             return False
         if self.reaches_around(first, second) or self.reaches_around(second, first):
             return False
@@ -154,7 +154,7 @@ class Fusion:
     def recompute(self, group: int) -> bool:
         """Compute a pointwise group inside each of its readers instead, if that is allowed and cheaper."""
         targets = self.groups[group]
-        if any(t in self.live or self._feeds_fallback(t) for t in targets if self.owner.get(t) == group):
+        if any(t in self.live for t in targets if self.owner.get(t) == group):
             return False
         readers = self.consumers(group)
         own = self.kernel(group)
@@ -206,7 +206,7 @@ class Fusion:
     def _mergeable(self, groups: Iterable[int], kinds: tuple[type, ...]) -> list[int]:
         """Pointwise groups, and those of a kind that may join."""
         joins = {Pointwise} if Contraction in kinds else {Pointwise, *kinds}
-        return [g for g in groups if g not in self.fallbacks and self.kind(g) in joins]
+        return [g for g in groups if g not in self.barriers and self.kind(g) in joins]
 
     def _siblings(self) -> None:
         """Merge groups of one kind over the same points that share an operand."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kvc.check import check_kernel
 from kvc.kernel import Expr, KernelSpec, Load, transform
 from kvc.passes.extract import extract
-from kvc.passes.fuse import Fusion
+from kvc.passes.fuse import Barrier, Fusion
 from kvc.passes.inline import fold_views
 from kvc.passes.unit_axes import drop_unit_axes
 from kvc.patterns import Contraction
@@ -27,14 +27,6 @@ class Cut:
     targets: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Barrier:
-    """A node that runs outside kvc: it writes `writes` (inputs of the whole spec) and reads `reads`."""
-
-    writes: tuple[str, ...]
-    reads: tuple[str, ...]
-
-
 def partition(
     whole: KernelSpec, barriers: Sequence[Barrier] = (), name: Callable[[Sequence[str]], str] | None = None
 ) -> list[Cut | Barrier]:
@@ -43,13 +35,12 @@ def partition(
     name for the statements it computes."""
     for prepare in PREPARE:
         whole = check_kernel(prepare(whole))
-    fusion = Fusion(whole, {w: b.reads for b in barriers for w in b.writes}).run()
+    fusion = Fusion(whole, barriers).run()
     whole = _relayout(whole, fusion)
     steps: list[Cut | Barrier] = []
     for group in _order(fusion):
-        if group in fusion.fallbacks:
-            read, written = fusion.fallbacks[group]
-            steps.append(Barrier(written, read))
+        if group in fusion.barriers:
+            steps.append(fusion.barriers[group])
             continue
         targets = fusion.groups[group]
         outputs = fusion.outputs(targets, (group,))
@@ -60,7 +51,7 @@ def partition(
 
 def _order(fusion: Fusion) -> list[int]:
     """Groups by dependency; among those that are ready, the one that comes first in the model."""
-    waiting = {g: fusion.producers(g) - {g} for g in (*fusion.groups, *fusion.fallbacks)}
+    waiting = {g: fusion.producers(g) - {g} for g in (*fusion.groups, *fusion.barriers)}
     first = {g: min((fusion.position[t] for t in fusion.groups.get(g, ())), default=g) for g in waiting}
     users: dict[int, list[int]] = {g: [] for g in waiting}
     for group, producers in waiting.items():
@@ -91,7 +82,7 @@ def _relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
         domain = trial.pattern.stmt.axes
         for out in trial.spec.outputs:
             dims = trial.spec.stmt[out.name].axes
-            free = out.name not in fusion.live and not fusion._feeds_fallback(out.name)
+            free = out.name not in fusion.live
             same_rank = len(dims) == len(whole.stmt[out.name].axes) == len(domain)
             if free and same_rank and dims != domain and set(dims) == set(domain):
                 orders[out.name] = tuple(dims.index(a) for a in domain)

@@ -1,0 +1,89 @@
+"""From a captured graph to a plan: the ordered passes, as data, with the invariants checked after each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kvc.check import RESERVED, check_graph
+from kvc.graph import Graph, TensorType
+from kvc.kernel import KernelSpec
+from kvc.lower import Provenance, fallbacks, lower
+from kvc.passes.dedupe import dedupe
+from kvc.passes.fuse import Barrier
+from kvc.passes.partition import Cut, partition
+from kvc.plan import Fallback, Invoke, Plan, Step
+
+GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = ()
+
+MAX_NAME = 48  # characters of a kernel's name
+
+
+def plan(graph: Graph) -> Plan:
+    """The kernels of a graph and the order in which they run. Nodes that the op table cannot express are fallback
+    steps. KVC0302 where a pass breaks an invariant."""
+    check_graph(graph)
+    for run in GRAPH_PASSES:
+        graph = check_graph(run(graph))
+    whole, provenance = lower(graph)
+    whole = _plain_intermediates(graph, whole)
+    reasons = fallbacks(graph)
+    barriers = [Barrier(n.name, n.outputs, tuple(dict.fromkeys(n.refs))) for n in graph.nodes if n.name in reasons]
+    pieces = partition(whole, barriers, lambda targets: kernel_name(targets, provenance))
+    cuts = [p for p in pieces if isinstance(p, Cut)]
+    kernels, which = dedupe([c.spec for c in cuts])
+    numbers = iter(which)
+    steps: list[Step] = []
+    for piece in pieces:
+        if isinstance(piece, Cut):
+            steps.append(_invoke(piece, next(numbers), provenance))
+        else:
+            steps.append(Fallback(graph.producer[piece.name], reasons[piece.name]))
+    return Plan(graph, kernels, tuple(steps), _buffers(graph, whole, cuts))
+
+
+def _invoke(cut: Cut, kernel: int, provenance: Provenance) -> Invoke:
+    nodes = list(dict.fromkeys(n for t in cut.targets for n in provenance[t]))
+    return Invoke(
+        kernel,
+        tuple(o.name for o in cut.spec.inputs),
+        tuple(o.name for o in cut.spec.outputs),
+        tuple(dict.fromkeys(n.loc for n in nodes if n.loc is not None)),
+        tuple(n.name for n in nodes),
+    )
+
+
+def _buffers(graph: Graph, whole: KernelSpec, cuts: Sequence[Cut]) -> dict[str, TensorType]:
+    """Types of what kernels write: outputs of the whole spec have the captured shape and the strides that the kernel
+    writes; every other tensor is contiguous, in the shape of the kernel that writes it."""
+    strided = {o.name for o in whole.outputs if o.strides is not None}
+    outputs = {o.name for o in whole.outputs}
+    buffers: dict[str, TensorType] = {}
+    for cut in cuts:
+        for operand in cut.spec.outputs:
+            shape = graph.types[operand.name].shape if operand.name in outputs else cut.spec.shape_of(operand.name)
+            own = TensorType.of(operand.dtype, shape)
+            buffers[operand.name] = graph.types[operand.name] if operand.name in strided else own
+    return buffers
+
+
+def _plain_intermediates(graph: Graph, whole: KernelSpec) -> KernelSpec:
+    """The spec in which what only fallbacks read is contiguous: torch takes any strides, and the arena has none."""
+    return replace(
+        whole, outputs=tuple(o if o.name in graph.live_out else replace(o, strides=None) for o in whole.outputs)
+    )
+
+
+def kernel_name(targets: Sequence[str], provenance: Provenance) -> str:
+    """A kernel's name from the operators it contains, in order: linear_gelu, rms_norm."""
+    ops = dict.fromkeys(re.sub(r"\W", "_", node.op) for t in targets for node in provenance[t])
+    name = ""
+    for op in ops:
+        if name and len(name) + len(op) >= MAX_NAME:
+            break
+        name = f"{name}_{op}" if name else op
+    return f"{name}_kernel" if name in RESERVED else name
+
+
+__all__ = ["plan"]
