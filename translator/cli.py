@@ -1,0 +1,330 @@
+"""The command line, and nothing else: options, progress, exit codes.
+
+0 done and verified, 1 not verified, 2 cannot be done. Heavy packages are imported inside the commands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+
+import typer
+from kvc import __version__
+from kvc.arch import DEFAULT_ARCH
+from kvc.diagnostics import Diagnostic, KvcError
+
+if TYPE_CHECKING:
+    from kvc.console import Console
+
+NOT_VERIFIED, CANNOT = 1, 2
+
+app = typer.Typer(
+    name="kvc",
+    help="Translate PyTorch models to HIP or Triton kernels for AMD CDNA GPUs, each verified before it is written.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Level(StrEnum):
+    graph = "graph"
+    kernel = "kernel"
+
+
+class Mode(StrEnum):
+    eval = "eval"
+    train = "train"
+
+
+class Numerics(StrEnum):
+    strict = "strict"
+    fast = "fast"
+
+
+# Options that several commands share. Heavy registries are not asked here: names are checked when a command runs.
+ModelArg = Annotated[
+    str, typer.Argument(metavar="MODEL", help="model.py, path.py:Name or package.module:factory (KernelBench layout).")
+]
+TargetOpt = Annotated[str, typer.Option("--target", "-t", help="Language to write: hip or triton.")]
+ArchOpt = Annotated[str, typer.Option("--arch", "-a", help="GPU to write for, one of those that `kvc arch` lists.")]
+ExecutorOpt = Annotated[
+    str, typer.Option("--executor", "-e", help="What runs the kernels: auto, amdgpu, sim (auto: a GPU, else sim).")
+]
+DtypeOpt = Annotated[str | None, typer.Option("--dtype", help="Cast the model first: f32, f16 or bf16.")]
+ModeOpt = Annotated[Mode, typer.Option("--mode", help="Capture the model in eval or train mode.")]
+SeedOpt = Annotated[int, typer.Option("--seed", help="Seed of inputs, of wave order and of emitters.")]
+JobsOpt = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
+QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+VerboseOpt = Annotated[bool, typer.Option("--verbose", "-v", help="Print every attempt and what it cost.")]
+NumericsOpt = Annotated[
+    Numerics, typer.Option("--numerics", help="strict keeps fp32 accuracy; fast allows xf32 and bf16 products inside.")
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _say(diagnostic: Diagnostic, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"ok": False, "diagnostic": diagnostic.to_json()}, indent=2, sort_keys=True, default=str))
+        return
+    print(f"kvc: {diagnostic}", file=sys.stderr)
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """Turns a KvcError into one printed diagnostic and an exit code. KVC_DEBUG=1 lets tracebacks through."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except KvcError as error:
+            if os.environ.get("KVC_DEBUG") == "1":
+                raise
+            from kvc.pipeline import NotVerified
+
+            _say(error.diagnostic, bool(kwargs.get("as_json")))
+            raise typer.Exit(NOT_VERIFIED if isinstance(error, NotVerified) else CANNOT) from None
+
+    return run
+
+
+def _console(as_json: bool, quiet: bool, verbose: bool = False) -> Console:
+    from kvc.console import Console
+
+    return Console(quiet=quiet or as_json, verbose=verbose)
+
+
+def _print_json(data: Any) -> None:
+    from kvc.package import dump
+
+    sys.stdout.write(dump(data))
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"kvc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@guarded
+def translate(
+    model: ModelArg,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write (default: out/NAME).")] = None,
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    dtype: DtypeOpt = None,
+    mode: ModeOpt = Mode.eval,
+    executor: ExecutorOpt = "auto",
+    numerics: NumericsOpt = Numerics.strict,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail where an operator would run eagerly.")] = False,
+    emitter: Annotated[
+        list[str] | None, typer.Option("--emitter", help="Use only this emitter (may be repeated).")
+    ] = None,
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Judge every kernel again.")] = False,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+    verbose: VerboseOpt = False,
+) -> None:
+    """Translate a model to verified kernels.
+
+    Captures it, writes and verifies each distinct kernel, verifies the whole, and writes a folder. Exit code 0: all
+    verified; 1: something did not verify, nothing was written; 2: cannot be done.
+    """
+    from kvc.commands import TranslateRequest, run_translate
+
+    request = TranslateRequest(
+        model=model,
+        out=out,
+        target=target,
+        arch=arch,
+        dtype=dtype,
+        mode=mode.value,
+        executor=executor,
+        numerics=numerics.value,
+        strict=strict,
+        emitters=tuple(emitter or ()),
+        seed=seed,
+        jobs=jobs,
+        use_cache=not no_cache,
+    )
+    console = _console(as_json, quiet, verbose)
+    summary = run_translate(request, console)
+    if as_json:
+        _print_json({"ok": True, **summary})
+
+
+@app.command()
+@guarded
+def verify(
+    out: Annotated[Path | None, typer.Argument(help="A folder that `kvc translate` wrote.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Compare with this original model too.")] = None,
+    spec: Annotated[Path | None, typer.Option("--spec", help="Judge one kernel: its spec (.kir).")] = None,
+    source: Annotated[Path | None, typer.Option("--source", help="Judge one kernel: its source.")] = None,
+    arch: ArchOpt = DEFAULT_ARCH,
+    executor: ExecutorOpt = "auto",
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+    verbose: VerboseOpt = False,
+) -> None:
+    """Verify a written folder, or one kernel.
+
+    A folder is verified from its sources, trusting nothing in its lock. A kernel written by hand is judged with --spec
+    and --source; its source says how it is launched in comment lines like those that kvc writes:
+    "Launch: NAME(x, y), grid 4 x 1 x 1, block 256 x 1 x 1".
+    """
+    from kvc.commands import run_verify_folder, run_verify_source
+
+    console = _console(as_json, quiet, verbose)
+    if (spec is None) != (source is None) or (out is None) == (spec is None):
+        raise KvcError(
+            "KVC0106",
+            "nothing to verify, or too much",
+            hint="kvc verify OUT, or kvc verify --spec S.kir --source K.hip",
+        )
+    if out is not None:
+        result = run_verify_folder(out, model, executor, seed, jobs, console)
+    else:
+        assert spec is not None and source is not None
+        result = run_verify_source(spec, source, arch, executor, seed, console)
+    if as_json:
+        _print_json(result)
+    if not result["ok"]:
+        raise typer.Exit(NOT_VERIFIED)
+
+
+@app.command()
+@guarded
+def ir(
+    model: ModelArg,
+    level: Annotated[Level, typer.Option("--level", "-l", help="graph: the captured model; kernel: its kernels.")] = (
+        Level.graph
+    ),
+    dtype: DtypeOpt = None,
+    mode: ModeOpt = Mode.eval,
+    as_json: JsonOpt = False,
+) -> None:
+    """Print a model as graph or kernels."""
+    from kvc.commands import run_ir
+
+    text = run_ir(model, level.value, dtype, mode.value)
+    if as_json:
+        _print_json({"ok": True, "level": level.value, "text": text})
+    else:
+        print(text)
+
+
+@app.command()
+@guarded
+def sim(
+    assembly: Annotated[Path, typer.Argument(metavar="K.s", help="Assembly text, as clang or Triton wrote it.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", help="An argument, in order: f32[1024]:randn, f32[1024]:out, i32=5, ... (repeat)."),
+    ] = None,
+    kernel: Annotated[str | None, typer.Option("--kernel", help="Which kernel of the file, if it has several.")] = None,
+    grid: Annotated[str, typer.Option("--grid", help="Workgroups, X or X,Y,Z.")] = "1",
+    block: Annotated[str, typer.Option("--block", help="Threads of a workgroup, X or X,Y,Z.")] = "64",
+    lds: Annotated[int, typer.Option("--lds", min=0, help="Dynamic LDS in bytes.")] = 0,
+    arch: ArchOpt = DEFAULT_ARCH,
+    seed: SeedOpt = 0,
+    as_json: JsonOpt = False,
+) -> None:
+    """Run one kernel on the simulator.
+
+    Prints its counters and what it wrote.
+    """
+    from kvc.commands import run_sim
+
+    result = run_sim(assembly, tuple(arg or ()), kernel, grid, block, lds, arch, seed)
+    if as_json:
+        _print_json({"ok": True, **result})
+    else:
+        print(result["text"])
+
+
+@app.command()
+@guarded
+def selftest(
+    executor: ExecutorOpt = "auto",
+    arch: ArchOpt = DEFAULT_ARCH,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Compare a device with the simulator.
+
+    Runs every opcode and a set of kernels.
+    """
+    from kvc.commands import run_selftest
+
+    result = run_selftest(executor, arch, _console(as_json, quiet))
+    if as_json:
+        _print_json(result)
+    if not result["ok"]:
+        raise typer.Exit(NOT_VERIFIED)
+
+
+@app.command()
+@guarded
+def arch(
+    name: Annotated[str | None, typer.Argument(help="One GPU, in full.")] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Print the hardware table."""
+    from kvc.commands import run_arch
+
+    text, data = run_arch(name)
+    if as_json:
+        _print_json(data)
+    else:
+        print(text)
+
+
+@app.command()
+@guarded
+def doctor(as_json: JsonOpt = False) -> None:
+    """Say what is installed and what is missing.
+
+    Toolchains, devices and versions, and for what is missing the command that installs it.
+    """
+    from kvc.doctor import examine, render
+
+    found = examine()
+    if as_json:
+        _print_json({"ok": all(f.ok or f.optional for f in found), "findings": [f.to_json() for f in found]})
+    else:
+        print(render(found))
+    if not all(f.ok or f.optional for f in found):
+        raise typer.Exit(CANNOT)
+
+
+def main() -> NoReturn:
+    """Entry point of the `kvc` command."""
+    try:
+        app()
+    except BrokenPipeError:  # the reader of our output has gone
+        os._exit(0)
+    sys.exit(0)
