@@ -1,0 +1,331 @@
+"""Row reductions: softmax, norms, row sums, argmax. Each program owns ROWS rows.
+
+Where a row fits into the block it is read once and stays in registers. Longer rows are walked in blocks of COLUMNS,
+in as many passes as reductions depend on each other: every lane keeps a partial result per accumulator (which also
+keeps long sums accurate), lanes are combined after the loop, and each output is written in the first pass that has
+all it needs. A single row (a whole tensor) uses a one-dimensional block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvc.dtypes import BOOL, I32, DType
+from kvc.emitter import Task
+from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, Reduce, Stmt, axes_of
+from kvc.patterns import Rows, match_rows
+
+from .codegen import Physical, Scope, V, identity_of
+from .emitter import RuleEmitter, grid_of, power_of_two
+from .pointwise import bounds, is_wide, points_of, unflatten
+from .source import Knobs, KernelText, SourceFile, kernel_name
+from .spelling import ATOM, BIT_AND, COMBINE_HELPER
+
+RESIDENT_POINTS = 16384  # the largest block that stays in registers: 16 warps x 64 lanes x 16 values
+
+
+class RowsEmitter(RuleEmitter):
+    """Knobs: ROWS (rows a program), COLUMNS (at least the row: resident; less: passes), num_warps."""
+
+    schedule = "rows"
+
+    def refusal(self, task: Task) -> str:
+        if not task.spec.is_static:
+            return "it has symbolic sizes"
+        pattern = match_rows(task.spec)
+        if isinstance(pattern, str):
+            return pattern
+        return "it reduces nothing" if points_of(task.spec, (*pattern.outer, *pattern.inner)) == 0 else ""
+
+    def configurations(self, task: Task) -> Iterator[Knobs]:
+        pattern = match_rows(task.spec)
+        assert isinstance(pattern, Rows)
+        rows, columns = points_of(task.spec, pattern.outer), points_of(task.spec, pattern.inner)
+        best = _best(task, pattern, rows, columns)
+        whole = power_of_two(columns)
+        wave, most = task.arch.wave_size, task.arch.max_threads // task.arch.wave_size
+        lengths = sorted({c for c in (64, 256, 1024, 4096, whole, best["COLUMNS"]) if 16 <= c <= max(whole, 16)})
+        choices = {
+            "ROWS": [r for r in (1, 2, 4, 8, 16, 32, 64) if r <= power_of_two(rows)],
+            "COLUMNS": [c for c in lengths if c == whole or c >= 64] or [best["COLUMNS"]],
+            "num_warps": [w for w in (1, 2, 4, 8, 16) if w <= most],
+        }
+        for setting in grid_of(dict(best), choices):  # type: ignore[arg-type]
+            chosen = dict(setting)
+            block = int(chosen["ROWS"]) * int(chosen["COLUMNS"])
+            lanes = int(chosen["num_warps"]) * wave
+            if setting == tuple(best.items()) or (block <= RESIDENT_POINTS and lanes // 4 <= block <= lanes * 64):
+                yield setting
+
+    def write(self, file: SourceFile) -> None:
+        pattern = match_rows(file.spec)
+        assert isinstance(pattern, Rows)
+        _RowKernel(file, pattern).write()
+
+
+def _best(task: Task, pattern: Rows, rows: int, columns: int) -> dict[str, int]:
+    """Resident rows of about eight values a lane; lanes run along the rows where memory does."""
+    wave, most = task.arch.wave_size, task.arch.max_threads // task.arch.wave_size
+    whole = power_of_two(columns)
+    across = rows >= 16 and _contiguous_across(task.spec, pattern)
+    if across:
+        height = min(power_of_two(rows), 32)
+        length = max(min(whole, RESIDENT_POINTS // 2 // height), 1)
+    else:
+        length = whole if whole <= RESIDENT_POINTS // 2 else 4096
+        height = 1
+        # Short rows share a program, as long as every compute unit still gets several.
+        while height * length < 16 * wave and height < 64 and rows // (height * 2) >= 4 * task.arch.cu_count:
+            height *= 2
+        while height * length < wave and height < rows:
+            height *= 2
+    warps = max(1, min(most, 8, power_of_two(height * length // (wave * 8))))
+    return {"ROWS": height, "COLUMNS": length, "num_warps": warps}
+
+
+def _contiguous_across(spec: KernelSpec, pattern: Rows) -> bool:
+    """Whether the largest operand is contiguous along the rows' index rather than within a row."""
+    reads = [load for s in spec.body for load in s.loads() if load.tensor in spec.operand and load.index]
+    if not reads or not pattern.outer:
+        return False
+    largest = max(reads, key=lambda load: points_of(spec, spec.dims_of(load.tensor)))
+    for index, stride in zip(largest.index, spec.strides_of(largest.tensor), strict=True):
+        if stride == 1 and spec.shape_of(largest.tensor)[largest.index.index(index)] > 1:
+            used = set(axes_of(index))
+            return bool(used) and used <= set(pattern.outer)
+    return False
+
+
+@dataclass(frozen=True)
+class _Accumulator:
+    stmt: Stmt
+    kind: DType
+    best: str
+    at: str = ""  # position, of argmax and argmin
+
+
+class _RowKernel:
+    def __init__(self, file: SourceFile, pattern: Rows) -> None:
+        self.file = file
+        self.spec = file.spec
+        self.pattern = pattern
+        self.rows = points_of(self.spec, pattern.outer)
+        self.columns = points_of(self.spec, pattern.inner)
+        self.width = file.constant("COLUMNS")
+        self.outputs = {o.name for o in self.spec.outputs}
+        self.zero: set[Expr] = set()
+        memory = frozenset(o.name for o in self.spec.inputs)
+        self.kernel = KernelText(file, kernel_name(self.spec.name), self.spec, memory)
+        self.scope = Scope(self.kernel)
+        self.scope.wide = is_wide(self.spec, (*pattern.outer, *pattern.inner))
+        self.column = self.kernel.fresh_axis("column")
+        self.flat = self.rows == 1
+
+    def write(self) -> None:
+        self._open_rows()
+        if self.width >= self.columns:
+            self._resident()
+        else:
+            self._passes()
+        programs = 1 if self.flat else -(-self.rows // self.file.constant("ROWS"))
+        self.file.add(self.kernel, programs)
+
+    # ------------------------------------------------------------ blocks
+    def _open_rows(self) -> None:
+        scope, outer = self.scope, self.pattern.outer
+        if self.flat:
+            scope.emit("tl.static_assert(ROWS == 1)")
+            scope.place({a: Const(0) for a in outer})
+            scope.shape = ("COLUMNS",)
+            return
+        row = self.kernel.fresh_axis("row")
+        program = "tl.program_id(0).to(tl.int64)" if scope.wide else "tl.program_id(0)"
+        scope.emit(f"{row} = {program} * ROWS + tl.arange(0, ROWS)[:, None]")
+        mask = bounds(scope, row, str(self.rows), self.rows % self.file.constant("ROWS") == 0, "ROWS")
+        axis = scope.bind(row, self.rows, Physical(row, mask=mask))
+        scope.place(unflatten(self.spec, outer, axis))
+        scope.shape = ("ROWS", "COLUMNS")
+
+    def _bind_columns(self, scope: Scope, start: str) -> None:
+        lanes = "tl.arange(0, COLUMNS)" + ("" if self.flat else "[None, :]")
+        scope.emit(f"{self.column} = {f'{start} + {lanes}' if start else lanes}")
+        if start:
+            even = self.columns % self.width == 0
+            mask = bounds(scope, self.column, str(self.columns), even, "COLUMNS")
+        else:
+            mask = ""
+            if self.width != self.columns:
+                mask = self.kernel.fresh(f"{self.column}_in")
+                scope.emit(f"{mask} = {self.column} < {self.columns}")
+        axis = scope.bind(self.column, self.columns, Physical(self.column, mask=mask))
+        scope.place(unflatten(self.spec, self.pattern.inner, axis))
+
+    # ------------------------------------------------------------ one block holds the row
+    def _resident(self) -> None:
+        relation = "==" if self.width == self.columns else ">="
+        self.scope.emit(f"tl.static_assert(COLUMNS {relation} {self.columns})")
+        self._bind_columns(self.scope, "")
+        for stmt in self.pattern.stmts:
+            if isinstance(stmt.over, Reduce):
+                self._reduce_block(stmt)
+            if stmt.target in self.outputs:
+                self._store(self.scope, stmt)
+
+    def _store(self, scope: Scope, stmt: Stmt) -> None:
+        scope.store(stmt.target, tuple(Axis(a) for a in stmt.axes), scope.result(stmt))
+
+    def _reduce_block(self, stmt: Stmt) -> None:
+        over = stmt.over
+        assert isinstance(over, Reduce)
+        kind = self._kind(stmt)
+        value = self._masked(self.scope, stmt, kind)
+        text = value.text if self.column in value.axes else self.scope.broadcast(value)
+        self._combine_lanes(stmt, kind, text, self.column)
+
+    def _kind(self, stmt: Stmt) -> DType:
+        """Type of the accumulator."""
+        assert isinstance(stmt.over, Reduce)
+        kind = self.spec.type_of(stmt.expr) if stmt.over.op in ("argmax", "argmin") else stmt.dtype.compute
+        return I32 if kind is BOOL else kind
+
+    def _masked(self, scope: Scope, stmt: Stmt, kind: DType) -> V:
+        """The reduced expression, with the identity in lanes that lie outside the row or its condition."""
+        over = stmt.over
+        assert isinstance(over, Reduce)
+        start = identity_of(over.op, kind)
+        if over.op in ("any", "all"):
+            start = int(over.op == "all")
+        mask = scope.binding(self.column).mask
+        filled = bool(mask) and over.where is None and self._fill(scope, stmt.expr, over.op, start)
+        value = scope.value(stmt.expr)
+        if over.op in ("any", "all"):
+            value = scope.to(value, BOOL)
+        value = scope.strong(value, kind)
+        conditions = [V(mask, ATOM, BOOL)] if mask and not filled else []
+        if over.where is not None:
+            conditions.append(scope.to(scope.value(over.where), BOOL))
+        if not conditions:
+            return value
+        condition = " & ".join(c.at(BIT_AND + 1) for c in conditions)
+        outside = scope._argument(scope.to(V("", ATOM, kind, literal=start), kind))
+        axes = value.axes | {self.column}
+        inside = scope._joined("tl.where({0}, {1}, {2})", ATOM, [V(condition, BIT_AND, BOOL), value, outside], kind)
+        return V(inside.text, ATOM, kind, axes)
+
+    def _fill(self, scope: Scope, expr: Expr, op: str, start: float) -> bool:
+        """Whether lanes outside the row hold the identity by themselves, because loads put it there."""
+        if op == "sum":
+            return self._vanishes(scope, expr)
+        match expr:
+            case Load(tensor, index, None) if tensor in self.kernel.memory:
+                key = (tensor, tuple(scope.resolved(i) for i in index), None)
+                dtype = self.spec.dtype_of(tensor)
+                if scope.recall(key) is None and self._in_columns(scope, expr) and dtype.is_float:
+                    scope.fill[key] = start
+                return scope.fill.get(key) == start
+        return False
+
+    def _vanishes(self, scope: Scope, expr: Expr) -> bool:
+        match expr:
+            case Load(tensor, index, None) if tensor in self.kernel.memory:
+                key = (tensor, tuple(scope.resolved(i) for i in index), None)
+                return self._in_columns(scope, expr) and scope.fill.get(key, 0) == 0
+            case Call("mul", (a, b)):
+                return self._vanishes(scope, a) and self._vanishes(scope, b)
+            case Call("neg" | "abs", (a,)) | Cast(_, a):
+                return self._vanishes(scope, a)
+        return False
+
+    def _in_columns(self, scope: Scope, load: Load) -> bool:
+        return self.column in scope.physical_axes(load.index)
+
+    def _combine_lanes(self, stmt: Stmt, kind: DType, text: str, position: str) -> None:
+        """Reduce a block over its columns, and keep the result under the statement's name."""
+        over = stmt.over
+        assert isinstance(over, Reduce)
+        axis, tail = ("0", "") if self.flat else ("1", ", keep_dims=True")
+        scope, name = self.scope, self.kernel.fresh(stmt.target)
+        helper = COMBINE_HELPER[over.op]
+        if over.op in ("argmax", "argmin"):
+            self.file.helper(helper)
+            shape = ", ".join(scope.shape) + ("," if self.flat else "")
+            where = f"tl.broadcast_to({position}, ({shape}))" if position == self.column else position
+            best = self.kernel.fresh("best")
+            scope.emit(f"{best}, {name} = tl.reduce(({text}, {where}), {axis}, {helper}{tail})")
+            kind = scope.integer
+        elif over.op == "sum":
+            scope.emit(f"{name} = tl.sum({text}, axis={axis}{tail})")
+        elif over.op in ("max", "min") and not kind.is_float:
+            scope.emit(f"{name} = tl.{over.op}({text}, axis={axis}{tail})")
+        else:
+            scope.emit(f"{name} = tl.reduce({text}, {axis}, {self.file.helper(helper)}{tail})")
+        rows = frozenset(a for a in scope.physical if a != self.column)
+        result = V(name, ATOM, kind, rows)
+        key = (stmt.target, tuple(scope.resolved(Axis(a)) for a in stmt.axes), None)
+        if over.op not in ("argmax", "argmin") and stmt.dtype is not kind and scope.is_read(stmt.target):
+            scope.keep(key, stmt.target, scope.round(result, stmt.dtype))
+        else:
+            scope.memo[key] = result
+
+    # ------------------------------------------------------------ the row in passes
+    def _passes(self) -> None:
+        levels = self._levels()
+        last = max(levels[s.target] for s in self.pattern.stmts)
+        reductions = [s for s in self.pattern.stmts if isinstance(s.over, Reduce)]
+        depth = max(levels[s.target] for s in reductions)
+        inner = set(self.pattern.inner)
+        for number in range(1, max(depth, last) + 2):
+            now = [s for s in reductions if levels[s.target] == number]
+            wanted = [s for s in self.pattern.stmts if s.target in self.outputs and inner <= set(s.axes)]
+            stores = [s for s in wanted if levels[s.target] == number - 1]
+            if now or stores:
+                self._pass(now, stores)
+            for stmt in self.pattern.stmts:
+                if stmt.target in self.outputs and not inner <= set(stmt.axes) and levels[stmt.target] == number:
+                    self._store(self.scope, stmt)
+
+    def _levels(self) -> dict[str, int]:
+        """The pass after which each tensor is known: a reduction needs one more than what it reads."""
+        levels = {o.name: 0 for o in self.spec.inputs}
+        for stmt in self.spec.body:
+            read = max((levels[load.tensor] for load in stmt.loads()), default=0)
+            levels[stmt.target] = read + isinstance(stmt.over, Reduce)
+        return levels
+
+    def _pass(self, reductions: list[Stmt], stores: list[Stmt]) -> None:
+        scope = self.scope
+        accumulators = [self._accumulator(s) for s in reductions]
+        start = self.kernel.fresh("start")
+        loop = scope.child()
+        self._bind_columns(loop, start)
+        for acc in accumulators:
+            value = self._masked(loop, acc.stmt, acc.kind)
+            op = acc.stmt.over.op  # type: ignore[union-attr]
+            if acc.at:
+                loop.best_of(op, acc.best, acc.at, value, V(self.column, ATOM, loop.integer), None)
+            else:
+                loop.accumulate(op, acc.best, value, acc.kind)
+        for stmt in stores:
+            self._store(loop, stmt)
+        scope.close(f"for {start} in range(0, {self.columns}, COLUMNS):", loop)
+        for acc in accumulators:
+            self._combine_lanes(acc.stmt, acc.kind, acc.best, acc.at)
+
+    def _accumulator(self, stmt: Stmt) -> _Accumulator:
+        over = stmt.over
+        assert isinstance(over, Reduce)
+        kind = self._kind(stmt)
+        arg = over.op in ("argmax", "argmin")
+        best = self.kernel.fresh("best" if arg else f"{stmt.target}_lanes")
+        start = int(over.op == "all") if over.op in ("any", "all") else identity_of(over.op, kind)
+        self.scope.emit(f"{best} = {self.scope.full(start, kind)}")
+        at = ""
+        if arg:
+            at = self.kernel.fresh("at")
+            # Lanes that see nothing better than the start value keep their own first column.
+            lanes = "tl.arange(0, COLUMNS)" + ("" if self.flat else "[None, :]")
+            shape = ", ".join(self.scope.shape) + ("," if self.flat else "")
+            kind_text = ".to(tl.int64)" if self.scope.wide else ""
+            self.scope.emit(f"{at} = tl.broadcast_to({lanes}{kind_text}, ({shape}))")
+        return _Accumulator(stmt, kind, best, at)
