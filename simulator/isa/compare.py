@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from kvc.simulator.isa.bits import Array
@@ -50,21 +51,45 @@ _FLOAT: dict[str, _Compare] = {
 }  # fmt: skip
 
 
+@cache
+def _class_ranges(mantissa_bits: int, exponent_bits: int, wanted: int) -> tuple[tuple[int, int], ...]:
+    """The ranges (first pattern, length - 1) of raw bits that belong to the classes in `wanted`, neighbours merged.
+
+    Classes by bit: sNaN, qNaN, -inf, -normal, -denormal, -0, +0, +denormal, +normal, +inf. As unsigned integers the
+    patterns of each sign run zero, denormals, normals, infinity, signalling NaNs, quiet NaNs.
+    """
+    infinity = ((1 << exponent_bits) - 1) << mantissa_bits
+    quiet = infinity | 1 << (mantissa_bits - 1)
+    bounds = (0, 1, 1 << mantissa_bits, infinity, infinity + 1, quiet, 1 << (mantissa_bits + exponent_bits))
+    ranges: list[tuple[int, int]] = []
+    for base, bits in ((0, (6, 7, 8, 9, 0, 1)), (bounds[-1], (5, 4, 3, 2, 0, 1))):
+        for bit, first, after in zip(bits, bounds, bounds[1:], strict=False):
+            if not wanted >> bit & 1:
+                continue
+            if ranges and ranges[-1][1] == base + first:
+                ranges[-1] = (ranges[-1][0], base + after)
+            else:
+                ranges.append((base + first, base + after))
+    return tuple((first, after - first - 1) for first, after in ranges)
+
+
 def _classify(mantissa_bits: int, exponent_bits: int) -> _Compare:
-    """Bit of `wanted` for the class of `x` (raw bits): sNaN, qNaN, -inf, -normal, -denormal, -0, +0, ..., +inf."""
-    top = (1 << exponent_bits) - 1
-    sign_at = mantissa_bits + exponent_bits
+    """Whether the class of `x` (raw bits) is in the set `wanted`; the set is nearly always one constant."""
+
+    def uniform(x: Array, wanted: int) -> Array:
+        result = np.zeros(np.shape(x), np.bool_)
+        for first, extent in _class_ranges(mantissa_bits, exponent_bits, wanted):
+            result |= (x - first if first else x) <= extent  # unsigned: below the range wraps to above it
+        return result
 
     def run(x: Array, wanted: Array) -> Array:
-        mantissa = x & ((1 << mantissa_bits) - 1)
-        exponent = (x >> mantissa_bits) & top
-        positive = (x >> sign_at) == 0
-        nan = (exponent == top) & (mantissa != 0)
-        # -inf 2, -normal 3, -denormal 4, -0 5; the positive ones mirror them: 9, 8, 7, 6
-        rank = 5 - ((exponent != 0) | (mantissa != 0)).astype(np.uint32) - (exponent != 0) - (exponent == top)
-        rank = np.where(positive, 11 - rank, rank)
-        rank = np.where(nan, mantissa >> (mantissa_bits - 1), rank).astype(np.uint32)
-        return ((wanted >> rank) & 1).astype(np.bool_)
+        sets = np.unique(np.asarray(wanted) & 0x3FF).tolist()
+        if len(sets) == 1:
+            return np.broadcast_to(uniform(x, sets[0]), np.broadcast_shapes(np.shape(x), np.shape(wanted)))
+        result = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(wanted)), np.bool_)
+        for bit in range(10):
+            result |= uniform(x, 1 << bit) & ((wanted >> bit & 1) != 0)
+        return result
 
     return run
 

@@ -97,7 +97,10 @@ def _identity(x: Array) -> Array:
 
 op("v_cvt_pkrtz_f16_f32", "vop3", "b32", "f32 f32", _pair(floats.f32_to_f16_rtz), _V3)
 op("v_cvt_pk_f16_f32", "vop3", "b32", "f32 f32", _pair(_as(np.float16)), _V3, archs=SINCE_CDNA4)
-op("v_cvt_pk_bf16_f32", "vop3", "b32", "f32 f32", _pair(f32_to_bf16), _V3, archs=SINCE_CDNA4)
+op(
+    "v_cvt_pk_bf16_f32", "vop3", "b32", "f32 f32",
+    lambda a, b: floats.bf16_bits(a) | (floats.bf16_bits(b) << 16), _V3, archs=SINCE_CDNA4,
+)  # fmt: skip
 op("v_cvt_pknorm_i16_f32", "vop3", "b32", "f32 f32", _pair(_snorm), _V3)
 op("v_cvt_pknorm_u16_f32", "vop3", "b32", "f32 f32", _pair(_unorm), _V3)
 op("v_cvt_pknorm_i16_f16", "vop3", "b32", "f16 f16", _pair(_snorm), _V3)

@@ -140,19 +140,23 @@ op("v_ldexp_f16", "vop2", "f16", "f16 i16", _ldexp, _V2)
 # ---- transcendentals ------------------------------------------------------------------------------------------------
 
 
+_SMALLEST_F32 = np.float32(2.0**-126)
+
+
 def _flush(x: Array) -> Array:
     """float32 denormals to zero of the same sign."""
-    bits = np.asarray(x).view(np.uint32)
-    if (bits & 0x7F800000).all():
+    small = np.abs(x) < _SMALLEST_F32
+    if np.count_nonzero(small) == 0:
         return x
-    return (bits & np.where(bits & 0x7F800000, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))).view(np.float32)
+    return select(small, np.asarray(x).view(np.uint32) & 0x80000000, np.asarray(x).view(np.uint32)).view(np.float32)
 
 
-def _flushing(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """float32 by way of float64, denormals flushed before and after."""
+def _flushing(fn: Callable[[Array], Array], wide: bool = True) -> Callable[[Array], Array]:
+    """A function of float32 with denormals flushed before and after, rounded once (`wide`: by way of float64)."""
 
     def run(x: Array) -> Array:
-        return _flush(np.asarray(fn(_flush(x).astype(np.float64))).astype(np.float32))
+        x = _flush(x)
+        return _flush(np.asarray(fn(x.astype(np.float64) if wide else x)).astype(np.float32))
 
     return run
 
@@ -164,8 +168,13 @@ def _half(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return run
 
 
+def _log2(x: Array) -> Array:
+    """Of float64, to a few units in its last place: NumPy vectorises log but not log2."""
+    return np.log(x) * 1.4426950408889634
+
+
 def _reciprocal(x: Array) -> Array:
-    return 1.0 / x
+    return np.divide(1, x)
 
 
 def _rsqrt(x: Array) -> Array:
@@ -196,15 +205,16 @@ def _cos(x: Array) -> Array:
     return _turn(x, lambda t: _sin_turns(0.25 - np.abs(t - np.rint(t))))
 
 
-for _name, _fn in (
-    ("exp", np.exp2), ("log", np.log2), ("rcp", _reciprocal), ("rsq", _rsqrt),
-    ("sqrt", np.sqrt), ("sin", _sin), ("cos", _cos),
+# Division and square root of float32 are correctly rounded by themselves; the others go through float64.
+for _name, _fn, _wide in (
+    ("exp", np.exp2, True), ("log", _log2, True), ("rcp", _reciprocal, False), ("rsq", _rsqrt, True),
+    ("sqrt", np.sqrt, False), ("sin", _sin, True), ("cos", _cos, True),
 ):  # fmt: skip
-    op(f"v_{_name}_f32", "vop1", "f32", "f32", _flushing(_fn), _V1)
+    op(f"v_{_name}_f32", "vop1", "f32", "f32", _flushing(_fn, _wide), _V1)
     op(f"v_{_name}_f16", "vop1", "f16", "f16", _half(_fn), _V1)
-op("v_rcp_iflag_f32", "vop1", "f32", "f32", _flushing(_reciprocal), _V1)
+op("v_rcp_iflag_f32", "vop1", "f32", "f32", _flushing(_reciprocal, False), _V1)
 op("v_exp_legacy_f32", "vop1", "f32", "f32", _flushing(np.exp2), _V1)
-op("v_log_legacy_f32", "vop1", "f32", "f32", _flushing(np.log2), _V1)
+op("v_log_legacy_f32", "vop1", "f32", "f32", _flushing(_log2), _V1)
 op("v_rcp_f64", "vop1", "f64", "f64", _reciprocal, _V1)
 op("v_rsq_f64", "vop1", "f64", "f64", _rsqrt_f64, _V1)
 op("v_sqrt_f64", "vop1", "f64", "f64", np.sqrt, _V1)
@@ -224,12 +234,44 @@ def _exponent(x: Array, kind: str) -> Array:
     return ((np.asarray(x).view(bits) >> mantissa) & top).astype(np.int32)
 
 
+# Numbers between 2^-n and 2^n: no quotient of two of them needs scaling or fixing up.
+_ORDINARY = {"f32": 40, "f64": 300, "f16": 6}
+
+
+def _extraordinary(den: Array, num: Array, kind: str, also: Array | None = None) -> Array | None:
+    """Mask of the lanes where a division needs care, or where `also` is not finite; None where there are none."""
+    limit = _ORDINARY[kind]
+    low, high = _FLOAT[kind](2.0**-limit), _FLOAT[kind](2.0**limit)
+    d, n = np.abs(den), np.abs(num)
+    ordinary = (d >= low) & (d <= high) & (n >= low) & (n <= high)
+    if also is not None:
+        ordinary = ordinary & np.isfinite(also)
+    return None if np.count_nonzero(ordinary) == ordinary.size else ~ordinary
+
+
+def _div_scale_fast(kind: str) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+    """v_div_scale_*: the general rules on the lanes that need them, the operand itself on the others."""
+    general = _div_scale(kind)
+
+    def run(x: Array, den: Array, num: Array) -> tuple[Array, Array]:
+        special = _extraordinary(den, num, kind)
+        shape = np.broadcast_shapes(np.shape(x), np.shape(den), np.shape(num))
+        scaled = np.broadcast_to(x, shape).copy()
+        mask = np.zeros(shape, np.bool_)
+        if special is not None:
+            at = np.nonzero(np.broadcast_to(special, shape))
+            operands = (np.broadcast_to(v, shape)[at] for v in (x, den, num))
+            scaled[at], mask[at] = general(*operands)
+        return scaled, mask
+
+    return run
+
+
 def _div_scale(kind: str) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
     dtype, _, _, top, amount, far, tiny = _FORMAT[kind]
     bias = top >> 1
 
     def run(x: Array, den: Array, num: Array) -> tuple[Array, Array]:
-        x, den, num = np.broadcast_arrays(x, den, num)
         e_num, e_den = _exponent(num, kind), _exponent(den, kind)
         zero = (num == 0) | (den == 0)
         den_denormal = (e_den == 0) & ~zero
@@ -262,9 +304,12 @@ def _unscale(c: Array, kind: str, mask: Array) -> Array:
 
 
 def _div_fmas_f32(a: Array, b: Array, c: Array, vcc: Array) -> Array:
-    if not np.any(vcc):
-        return fma_f32(a, b, c)
-    return np.ldexp(floats.fma_odd(a, b, c), _unscale(c, "f32", vcc).astype(np.int32)).astype(np.float32)
+    result = fma_f32(a, b, c)
+    if np.count_nonzero(vcc):
+        at = np.nonzero(np.broadcast_to(vcc, result.shape))
+        x, y, z = (np.broadcast_to(v, result.shape)[at] for v in (a, b, c))
+        result[at] = np.ldexp(floats.fma_odd(x, y, z), _unscale(z, "f32", np.True_).astype(np.int32)).astype(np.float32)
+    return result
 
 
 def _div_fmas_f64(a: Array, b: Array, c: Array, vcc: Array) -> Array:
@@ -297,6 +342,25 @@ def div_fixup(quotient: Array, den: Array, num: Array) -> Array:
     return np.where(np.isnan(num), floats.quiet(num), result)
 
 
+def _div_fixup_fast(kind: str, general: Callable[..., Array]) -> Callable[[Array, Array, Array], Array]:
+    """v_div_fixup_*: the general rules on the lanes that need them, the quotient with the right sign on the others."""
+    dtype = _FLOAT[kind]
+    raw = f"u{np.dtype(dtype).itemsize}"
+    sign = 1 << (np.dtype(dtype).itemsize * 8 - 1)
+
+    def run(quotient: Array, den: Array, num: Array) -> Array:
+        special = _extraordinary(den, num, kind, quotient)
+        q, d, n = (np.asarray(v).view(raw) for v in (quotient, den, num))
+        result = ((q & (sign - 1)) | ((d ^ n) & sign)).view(dtype)
+        if special is not None:
+            at = np.nonzero(np.broadcast_to(special, result.shape))
+            operands = (np.broadcast_to(v, result.shape)[at] for v in (quotient, den, num))
+            result[at] = general(*operands)
+        return result
+
+    return run
+
+
 def _div_fixup(kind: str, limit: int) -> Callable[[Array, Array, Array], Array]:
     """The f32 and f64 fix-up also decides quotients that left the range of the format, to nearest even: zero where the
     exponents differ by more than `limit`, infinity where the iteration arrived at infinity or NaN.
@@ -316,12 +380,12 @@ def _div_fixup(kind: str, limit: int) -> Callable[[Array, Array, Array], Array]:
     return run
 
 
-op("v_div_scale_f32", "vop3", "f32 mask", "f32 f32 f32", _div_scale("f32"), _V3)
-op("v_div_scale_f64", "vop3", "f64 mask", "f64 f64 f64", _div_scale("f64"), _V3)
+op("v_div_scale_f32", "vop3", "f32 mask", "f32 f32 f32", _div_scale_fast("f32"), _V3)
+op("v_div_scale_f64", "vop3", "f64 mask", "f64 f64 f64", _div_scale_fast("f64"), _V3)
 op("v_div_fmas_f32", "vop3", "f32", "f32 f32 f32 vcc", _div_fmas_f32, _V3)
 op("v_div_fmas_f64", "vop3", "f64", "f64 f64 f64 vcc", _div_fmas_f64, _V3)
-op("v_div_fixup_f32", "vop3", "f32", "f32 f32 f32", _div_fixup("f32", -150), _V3)
-op("v_div_fixup_f64", "vop3", "f64", "f64 f64 f64", _div_fixup("f64", -1075), _V3)
+op("v_div_fixup_f32", "vop3", "f32", "f32 f32 f32", _div_fixup_fast("f32", _div_fixup("f32", -150)), _V3)
+op("v_div_fixup_f64", "vop3", "f64", "f64 f64 f64", _div_fixup_fast("f64", _div_fixup("f64", -1075)), _V3)
 op("v_div_fixup_f16", "vop3", "b16.keep", "f16 f16 f16", lambda q, d, n: div_fixup(q, d, n).view(np.uint16), _V3)
 op("v_div_fixup_legacy_f16", "vop3", "f16", "f16 f16 f16", div_fixup, _V3)
 

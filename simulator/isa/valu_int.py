@@ -133,11 +133,22 @@ _BELOW = (np.uint64(1) << _LANE) - np.uint64(1)  # the lanes below each lane
 _BELOW_LOW, _BELOW_HIGH = _BELOW.astype(np.uint32), (_BELOW >> np.uint64(32)).astype(np.uint32)
 
 
+def _constant(x: Array) -> int | None:
+    """The value of an operand that is one number for all lanes (an immediate), else None."""
+    return int(np.asarray(x).reshape(())) if np.size(x) == 1 else None
+
+
 def _bfe_u32(a: Array, offset: Array, width: Array) -> Array:
+    size = _constant(width)
+    if size is not None:
+        return (a >> (offset & 31)) & ((1 << (size & 31)) - 1)
     return (a >> (offset & 31)) & low_ones(width & 31)
 
 
 def _bfe_i32(a: Array, offset: Array, width: Array) -> Array:
+    at, size = _constant(offset), _constant(width)
+    if at is not None and size is not None and 0 < size & 31 <= 32 - (at & 31):
+        return (a << (32 - (size & 31) - (at & 31))) >> (32 - (size & 31))
     width = width & 31
     field = (a >> (offset & 31).view(np.int32)).view(np.uint32) & low_ones(width)
     sign = (low_ones(width) >> 1) + (width != 0)  # the field's top bit; 0 for an empty field
@@ -244,6 +255,9 @@ op("v_mad_i64_i32", "vop3", "i64 mask", "i32 i32 i64", _mad_i64_i32, _V3)
 
 def _align(a: Array, b: Array, count: Array) -> Array:
     """Low dword of {a, b} >> count, 0 <= count < 32."""
+    shift = _constant(count)
+    if shift:
+        return (a << (32 - shift)) | (b >> shift)
     return (((a.astype(np.uint64) << 32) | b) >> count).astype(np.uint32)
 
 
@@ -258,10 +272,11 @@ def _permute_byte(data: Array, selector: Array) -> Array:
 
 def _perm(a: Array, b: Array, selectors: Array) -> Array:
     selectors = np.asarray(selectors)
-    shape = np.broadcast_shapes(np.shape(a), np.shape(b))
+    shape = np.broadcast_shapes(np.shape(a), np.shape(b), np.shape(selectors))
     data = (np.asarray(a).astype(np.uint64) << 32) | b
-    if selectors.size == 1:  # the usual case: a constant pattern
-        return _perm_constant(data, int(selectors.reshape(())), shape)
+    pattern = _constant(selectors[:1, :1]) if selectors.ndim == 2 and selectors.shape[-1] == 1 else None
+    if pattern is not None and (selectors == pattern).all():  # the usual case: an immediate or an SGPR set from one
+        return _perm_constant(data, pattern, shape)
     result: Array = np.uint32(0)
     for byte in range(4):
         result = result | (_permute_byte(data, (selectors >> (8 * byte)) & 0xFF) << (8 * byte))
