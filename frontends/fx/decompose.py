@@ -1,0 +1,76 @@
+"""Torch's own decompositions, for just the operators that the op table does not define.
+
+Composite operators that the table defines stay whole: a decomposed attention materialises its score matrix, and a
+decomposed norm or softmax hides what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvc.ops import by_aten
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+ROUNDS = 5  # a decomposition may produce operators that need one themselves
+
+# Nodes that only assert what is already known of static shapes.
+ASSERTIONS = frozenset(
+    {"_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg", "_assert_async.default",
+     "sym_constrain_range.default", "sym_constrain_range_for_size.default"}
+)  # fmt: skip
+
+
+def overload_name(target: Any) -> str:
+    """ "add.Tensor" for torch.ops.aten.add.Tensor, "" for what is no ATen overload."""
+    import torch
+
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return ""
+    return str(target).removeprefix("aten.")
+
+
+def unknown_ops(program: ExportedProgram) -> set[Any]:
+    """Overloads in the program (and in its subgraphs) that the op table does not define."""
+    import torch
+
+    known = by_aten()
+    found = set()
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            name = overload_name(node.target)
+            if name not in known and name not in ASSERTIONS:
+                found.add(node.target)
+    return found
+
+
+def decompose_unknown(program: ExportedProgram) -> ExportedProgram:
+    """The program with operators outside the table replaced by their decompositions, where torch has one."""
+    tried: set[Any] = set()
+    for _ in range(ROUNDS):
+        wanted = unknown_ops(program) - tried
+        table = _decompositions(wanted)
+        if not table:
+            return program
+        tried |= wanted
+        program = program.run_decompositions(table)
+    return program
+
+
+def _decompositions(wanted: set[Any]) -> dict[Any, Callable[..., Any]]:
+    import torch
+    from torch._decomp import decomposition_table
+
+    table: dict[Any, Callable[..., Any]] = {}
+    for target in wanted:
+        if target in decomposition_table:
+            table[target] = decomposition_table[target]
+        elif torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+            table[target] = target.decompose
+    return table

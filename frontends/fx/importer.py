@@ -1,0 +1,178 @@
+"""An exported FX graph -> kvc.graph.Graph."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kvc.check import RESERVED
+from kvc.diagnostics import KvcError, Location
+from kvc.dtypes import from_torch
+from kvc.frontends.fx.decompose import ASSERTIONS, overload_name
+from kvc.frontends.fx.load import is_user_file, short_path
+from kvc.graph import Arg, Attr, Graph, Input, Node, Ref, TensorType
+from kvc.ops import by_aten
+from kvc.optable.create import DROPPED
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
+    from torch.fx import Node as FxNode
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+# Regions that export wraps in a subgraph because of a mode that does not change values here.
+_WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+class Namer:
+    """Valid, unique names for values that are no reserved words of the kernel text."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set(RESERVED)
+
+    def __call__(self, stem: str) -> str:
+        stem = re.sub(r"\W", "_", stem).strip("_") or "v"
+        if stem[0].isdigit():
+            stem = f"v{stem}"
+        name, n = stem, 0
+        while name in self.taken:
+            name, n = f"{stem}_{n}", n + 1
+        self.taken.add(name)
+        return name
+
+
+def location(node: FxNode, root: str) -> Location | None:
+    """The innermost frame of user code in the node's stack trace."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for file, line in reversed(frames):
+        if is_user_file(file):
+            return Location(short_path(file, root), int(line))
+    return None
+
+
+def tensor_type(value: torch.Tensor, where: Location | None = None) -> TensorType:
+    """The type of a (fake) tensor. KVC0202 where its shape depends on data."""
+    for extent in (*value.shape, *value.stride()):
+        if not isinstance(extent, int):
+            raise KvcError("KVC0202", f"a tensor has the shape {tuple(value.shape)}", where,
+                           hint="sizes must follow from the shapes of the inputs")  # fmt: skip
+    return TensorType(from_torch(value.dtype), tuple(value.shape), tuple(value.stride()))
+
+
+class Importer:
+    """Builds nodes; `env` holds for each FX node its value: Ref, literal or tuple of those."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.name = Namer()
+        self.env: dict[FxNode, Any] = {}
+        self.inputs: list[Input] = []
+        self.nodes: list[Node] = []
+
+    # ------------------------------------------------------------ inputs
+    def input(self, node: FxNode, kind: str, target: str) -> None:
+        """A tensor input; user inputs keep the name of forward's argument."""
+        name = self.name(target if target else node.name)
+        self.inputs.append(Input(name, tensor_type(node.meta["val"]), kind, target))
+        self.env[node] = Ref(name)
+
+    # ------------------------------------------------------------ nodes
+    def run(self, module: GraphModule) -> Any:
+        """Import a graph whose placeholders are bound; gives the values that it returns."""
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return self.value(node.args[0])
+            if node.op == "get_attr":
+                self.env[node] = getattr(module, str(node.target))
+            elif node.op == "call_function":
+                self.env[node] = self.call(module, node)
+        raise KvcError("KVC0201", "the exported graph has no output")
+
+    def value(self, arg: Any) -> Any:
+        """What an FX argument is in the graph."""
+        import torch
+
+        if isinstance(arg, torch.fx.Node):
+            return self.env[arg]
+        if isinstance(arg, list | tuple):
+            return tuple(self.value(a) for a in arg)
+        if isinstance(arg, torch.dtype):
+            return from_torch(arg)
+        if isinstance(arg, torch.memory_format | torch.layout | torch.device):
+            return None
+        return arg
+
+    def call(self, module: GraphModule, node: FxNode) -> Any:
+        where = location(node, self.root)
+        if node.target is operator.getitem:
+            return self.value(node.args[0])[node.args[1]]
+        if getattr(node.target, "__name__", str(node.target)) in _WRAPPERS:
+            return self.inline(module, node)
+        name = overload_name(node.target)
+        if name in ASSERTIONS:
+            return None
+        if not hasattr(node.target, "_schema"):
+            raise KvcError("KVC0201", f"operator {node.target} cannot be translated", where,
+                           hint="control flow operators and Python callbacks have no meaning as kernels")  # fmt: skip
+        return self.operator(node, name, where)
+
+    def inline(self, module: GraphModule, node: FxNode) -> Any:
+        """A wrapped subgraph, in place."""
+        import torch
+
+        position = next(i for i, a in enumerate(node.args) if isinstance(self.value(a), torch.fx.GraphModule))
+        body = self.value(node.args[position])
+        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+        for placeholder, arg in zip(placeholders, node.args[position + 1 :], strict=True):
+            self.env[placeholder] = self.value(arg)
+        return self.run(body)
+
+    def operator(self, node: FxNode, name: str, where: Location | None) -> Any:
+        import torch
+
+        definition = by_aten().get(name)
+        args, attrs = self.arguments(node)
+        result = node.meta.get("val")
+        several = isinstance(result, list | tuple)
+        values = list(result) if isinstance(result, list | tuple) else [result]
+        if not values or not all(isinstance(v, torch.Tensor) for v in values):
+            raise KvcError("KVC0202", f"{node.target} gives a Python value that depends on data", where,
+                           hint="replace .item(), .tolist() or a branch on a tensor by tensor operations")  # fmt: skip
+        types = tuple(tensor_type(v, where) for v in values)
+        outputs = tuple(self.name(f"{node.name}_{i}" if several else node.name) for i in range(len(values)))
+        op = definition.name if definition is not None else str(node.target)
+        self.nodes.append(Node(outputs, op, args, attrs, types, where))
+        refs = tuple(Ref(o) for o in outputs)
+        return refs if several else refs[0]
+
+    def arguments(self, node: FxNode) -> tuple[tuple[Arg, ...], tuple[tuple[str, Attr], ...]]:
+        """Positional arguments up to the last tensor; the literals after it by name, defaults left out."""
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given: dict[str, Any] = {a.name: self.value(v) for a, v in zip(schema, node.args, strict=False)}
+        given |= {k: self.value(v) for k, v in node.kwargs.items()}
+        full = [(a, given.get(a.name, _default(a))) for a in schema]
+        last = max((i for i, (_, v) in enumerate(full) if _has_ref(v)), default=-1)
+        attrs = [
+            (a.name, v)
+            for a, v in full[last + 1 :]
+            if a.name not in DROPPED and not (a.has_default_value() and v == _default(a))
+        ]
+        return tuple(v for _, v in full[: last + 1]), tuple(attrs)
+
+
+def _default(argument: Any) -> Any:
+    value = argument.default_value if argument.has_default_value() else None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _has_ref(value: Any) -> bool:
+    return isinstance(value, Ref) or (isinstance(value, tuple) and any(_has_ref(v) for v in value))
+
+
+def pruned(graph: Graph, keep: Iterable[str] = ()) -> Graph:
+    """The graph without parameters and constants that nothing reads; user inputs stay."""
+    read = {r for n in graph.nodes for r in n.refs} | graph.live_out | {b for b, _ in graph.mutations} | set(keep)
+    inputs = tuple(i for i in graph.inputs if i.kind == "user" or i.name in read)
+    return Graph(graph.name, inputs, graph.nodes, graph.outputs, graph.mutations)
