@@ -59,27 +59,4 @@ KVC_ATOMIC_FLOAT(float)
 KVC_ATOMIC_FLOAT(double)
 #undef KVC_ATOMIC_FLOAT
 
-// Two 16-bit adds in one 32-bit access. The half form is the hardware's and takes addresses in global memory alone; not every
-// gfx9 chip has the bfloat16 form, so that one is a compare-and-swap loop.
-typedef _Float16 kvc_half2_t __attribute__((ext_vector_type(2)));
-KVC_FN __half2 unsafeAtomicAdd(__half2* p, __half2 v) {
-  typedef __attribute__((address_space(1))) kvc_half2_t* global_pointer;
-  kvc_half2_t old;
-  KVC_DEVICE_MEMORY_ONLY {
-    old = __builtin_amdgcn_global_atomic_fadd_v2f16((global_pointer)(kvc_half2_t*)p, __builtin_bit_cast(kvc_half2_t, v));
-  }
-  return __builtin_bit_cast(__half2, old);
-}
-KVC_FN __hip_bfloat162 unsafeAtomicAdd(__hip_bfloat162* p, __hip_bfloat162 v) {
-  uint32_t* word = (uint32_t*)p;
-  uint32_t seen = __hip_atomic_load(word, KVC_ATOMIC_ARGS);
-  while (true) {
-    __hip_bfloat162 old = __builtin_bit_cast(__hip_bfloat162, seen);
-    uint32_t sum = __builtin_bit_cast(uint32_t, __hip_bfloat162(old.x + v.x, old.y + v.y));
-    uint32_t found = atomicCAS(word, seen, sum);
-    if (found == seen) return old;
-    seen = found;
-  }
-}
-
 #endif

@@ -2,7 +2,8 @@
 //
 // A source that compiles against this header compiles unchanged with hipcc and means the same there. The order of
 // work in the shuffles, the scopes of the atomics and the fences of the barrier follow HIP's documented behaviour.
-// Host code (kernel launches, the runtime API) is out of scope: a kernel file of kvc holds device code alone.
+// As there, half and bfloat16 need <hip/hip_fp16.h> and <hip/hip_bf16.h>. Host code (kernel launches, the runtime API)
+// is out of scope: a kernel file of kvc holds device code alone.
 //
 // Macros that kernel sources may read, and that `kvc_hip_cuda.h` defines as well:
 //   KVC_WAVE_SIZE  lanes in a wave as a preprocessor constant: 64 on gfx9, 32 on NVIDIA. HIP's own `warpSize` is

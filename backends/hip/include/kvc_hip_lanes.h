@@ -2,7 +2,8 @@
 //
 // The source lane is computed as HIP documents it; `width` is a power of two up to the wave size and cuts the wave into
 // sections that do not see one another. A lane whose source is outside its section keeps its own value. Reading an
-// inactive lane gives 0 from ds_bpermute, where HIP says "undefined": sources must not rely on either.
+// inactive lane gives 0 from ds_bpermute, where HIP says "undefined": sources must not rely on either. Halves go through
+// float: not every HIP has shuffles for 16-bit types.
 #ifndef KVC_HIP_LANES_H
 #define KVC_HIP_LANES_H
 
@@ -27,7 +28,7 @@ KVC_FN int kvc_lane_xor(int mask, int width) {
   return lane >= ((self + width) & ~(width - 1)) ? self : lane;
 }
 
-// A value of any trivially copyable type of 1, 2, 4 or 8 bytes, moved by whole 32-bit words.
+// A value of 1, 2, 4 or 8 bytes, moved by whole 32-bit words.
 template <class T>
 KVC_FN T kvc_move(T value, int lane) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 1 to 8 bytes");
@@ -63,8 +64,6 @@ KVC_SHUFFLES(long long)
 KVC_SHUFFLES(unsigned long long)
 KVC_SHUFFLES(float)
 KVC_SHUFFLES(double)
-KVC_SHUFFLES(__half)
-KVC_SHUFFLES(__half2)
 #undef KVC_SHUFFLES
 
 KVC_FN unsigned long long __ballot(int predicate) { return __builtin_amdgcn_ballot_w64(predicate != 0); }

@@ -294,22 +294,6 @@ KVC_FN float __fdividef(float x, float y) { return x * __builtin_amdgcn_rcpf(y);
 KVC_FN float __frsqrt_rn(float x) { return __builtin_amdgcn_rsqf(x); }
 KVC_FN float __saturatef(float x) { return __builtin_amdgcn_fmed3f(x, 0.0f, 1.0f); }
 
-// ---- half: one rounding, from the value in fp32 -------------------------------------------------------------------------
-KVC_FN __half hexp(__half x) { return __half(expf((float)x)); }
-KVC_FN __half hexp2(__half x) { return __half(exp2f((float)x)); }
-KVC_FN __half hlog(__half x) { return __half(logf((float)x)); }
-KVC_FN __half hlog2(__half x) { return __half(log2f((float)x)); }
-KVC_FN __half hsqrt(__half x) { return __half(sqrtf((float)x)); }
-KVC_FN __half hrsqrt(__half x) { return __half(rsqrtf((float)x)); }
-KVC_FN __half hrcp(__half x) { return __half(1.0f / (float)x); }
-KVC_FN __half hsin(__half x) { return __half(sinf((float)x)); }
-KVC_FN __half hcos(__half x) { return __half(cosf((float)x)); }
-KVC_FN __half htanh(__half x) { return __half(tanhf((float)x)); }
-KVC_FN __half hfloor(__half x) { return __half(floorf((float)x)); }
-KVC_FN __half hceil(__half x) { return __half(ceilf((float)x)); }
-KVC_FN __half hrint(__half x) { return __half(rintf((float)x)); }
-KVC_FN __half htrunc(__half x) { return __half(truncf((float)x)); }
-
 #undef KVC_OCML_1
 #undef KVC_OCML_2
 #undef KVC_BUILTIN_1

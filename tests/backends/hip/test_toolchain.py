@@ -13,7 +13,7 @@ from kvc.backends.hip import toolchain
 from kvc.backends.hip.toolchain import PROLOGUE, assemble, check_syntax, compile_hip, discover, isa_version, select
 from kvc.diagnostics import KvcError
 
-KERNEL = PROLOGUE + 'extern "C" __global__ void k(float* x) {{ {body} }}\n'
+KERNEL = PROLOGUE + "#include <hip/hip_fp16.h>\n" + 'extern "C" __global__ void k(float* x) {{ {body} }}\n'
 
 
 def body_of(asm: str, kernel: str = "k") -> str:
@@ -141,11 +141,26 @@ def test_builtin_of_a_newer_chip() -> None:
         compile_body(body, "gfx942")
 
 
+def test_sixteen_bit_types_need_their_headers_as_in_hip() -> None:
+    kernel = 'extern "C" __global__ void k(%s* x) { x[0] = x[1]; }\n'
+    for header, kind in (("hip_fp16", "__half"), ("hip_bf16", "__hip_bfloat16"), ("hip_bfloat16", "hip_bfloat16")):
+        check_syntax(f"#include <hip/hip_runtime.h>\n#include <hip/{header}.h>\n" + kernel % kind, "gfx942")
+        with pytest.raises(KvcError, match=r"unknown type name|undeclared identifier"):
+            check_syntax("#include <hip/hip_runtime.h>\n" + kernel % kind, "gfx942")
+
+
+@pytest.mark.skipif("clang-19" not in [info.name for info in discover()], reason="no Debian HIP packages here")
+def test_real_headers_take_the_same_source() -> None:
+    for case in selftest.cases():
+        if "hip_bf16.h" not in case.source:  # younger than Debian's HIP
+            compile_hip(PROLOGUE + case.source, "gfx90a", toolchain="clang-19")
+
+
 def test_syntax_check_alone() -> None:
     check_syntax(KERNEL.format(body="x[0] = 1;"), "gfx950")
     with pytest.raises(KvcError) as caught:
         check_syntax(KERNEL.format(body="x[0] = ;"), "gfx950")
-    assert caught.value.diagnostic.location is not None and caught.value.diagnostic.location.line == 10
+    assert caught.value.diagnostic.location is not None and caught.value.diagnostic.location.line == 11
 
 
 def test_arch_must_be_amd() -> None:
