@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line: opcodes checked against the document, and those checked against a hand-written oracle."""
-    from harness import CHECKED
+    from isa_harness import CHECKED
 
     if CHECKED["document"] or CHECKED["errata"]:
         document, errata = len(CHECKED["document"]), len(CHECKED["errata"])

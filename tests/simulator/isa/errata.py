@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from minifloats import mini, noise
-from pcode import Value, fused, is_nan, round_to
+from pcode_values import Value, fused, is_nan, round_to
 
 Oracle = Callable[..., list[int]]
 

@@ -8,10 +8,11 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from isa_operands import LANES, SHAPES, draw, from_array, to_array
 from kvc.simulator.isa.table import REGISTRY, Op
 from minifloats import undefined_function
-from operands import LANES, SHAPES, draw, from_array, to_array
-from pcode import Program, Unsupported, Value
+from pcode import Program
+from pcode_values import Unsupported, Value
 
 # LLVM's name where it differs from the document's.
 _ALIASES = {
