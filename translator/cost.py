@@ -13,7 +13,7 @@ from math import prod
 
 from kvc.functions import FUNCTIONS
 from kvc.kernel import Axis, Call, Const, Expr, KernelSpec, Load, Order, Scatter, Stmt, axes_of, loads
-from kvc.patterns import Contraction, Pattern, Rows, dependents, points
+from kvc.patterns import Contraction, Pattern, Rows, Staged, dependents, points
 from kvc.simplify import IndexAlgebra
 
 # Prices in bytes of memory traffic, from the ratios of current data-centre GPUs (MI300X: 82 T plain ALU operations/s,
@@ -124,7 +124,12 @@ def price(spec: KernelSpec, pattern: Pattern) -> float:
     traffic = float(bytes_moved(spec, expected=True))
     if isinstance(pattern, Rows):
         traffic *= max(1.0, ROWS_IN_FLIGHT / max(points(spec, pattern.outer), 1))
-    return traffic + LAUNCH_BYTES + repeated_work(spec, pattern) / OPS_PER_BYTE
+    return traffic + LAUNCH_BYTES * launches(pattern) + repeated_work(spec, pattern) / OPS_PER_BYTE
+
+
+def launches(pattern: Pattern) -> int:
+    """How many launches a kernel of this pattern takes."""
+    return len(pattern.stages) if isinstance(pattern, Staged) else 1
 
 
 def repeated_work(spec: KernelSpec, pattern: Pattern) -> float:
@@ -152,6 +157,8 @@ def evaluations(spec: KernelSpec, pattern: Pattern) -> dict[str, float]:
         for load in stmt.loads():
             if load.tensor in spec.stmt:
                 count = times[stmt.target]
+                if isinstance(stmt.over, Order):
+                    count *= spec.extent(stmt.over.axis)  # ranks are counted against every other element
                 if isinstance(pattern, Contraction) and stmt.target == pattern.stmt.target:
                     count = operand_evaluations(spec, pattern, load)
                 seen = reads[load.tensor]

@@ -111,13 +111,18 @@ def _covers(index: Linear, axis: str, extent: int, source: int | None, guarded: 
 
 
 def _inside(algebra: IndexAlgebra, index: Expr, dim: str) -> list[Expr]:
+    """The tests that an index has to pass to lie within its dim; the constant stands on the right."""
     low, high = algebra.interval(index)
     size = algebra.sizes[dim].size
+    linear = algebra.linear(index)
+    moving = Linear(linear.terms, 0).expr()
     tests: list[Expr] = []
     if low < 0:
-        tests.append(call("ge", index, 0))
-    if size is None or high >= size:
-        tests.append(call("lt", index, size if size is not None else algebra.extent(dim)))
+        tests.append(call("ge", moving, -linear.constant))
+    if size is None:
+        tests.append(call("lt", index, algebra.extent(dim)))
+    elif high >= size:
+        tests.append(call("lt", moving, size - linear.constant))
     return tests
 
 

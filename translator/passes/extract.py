@@ -10,8 +10,8 @@ from kvc.canonical import axis_order, rename
 from kvc.check import RESERVED
 from kvc.kernel import Axis, Call, Const, Expr, KernelSpec, Load, Operand, Reduce, Size, Stmt, transform, walk
 from kvc.passes.align import Alignment, operand_of, rename_axes
-from kvc.passes.inline import drop_dead
-from kvc.simplify import simplify_indices
+from kvc.passes.inline import drop_dead, used_sizes
+from kvc.simplify import IndexAlgebra, in_bounds, simplify_indices
 
 
 def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], name: str = "kernel") -> KernelSpec:
@@ -21,20 +21,24 @@ def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], n
     names = {a: alignment.name(a) for a in alignment.sizes}
     order = [alignment.name(a) for a in alignment.anchor().inner_axes]
     body = [_order_reduction(rename_axes(s, names), order) for s in alignment.stmts.values()]
-    operands = alignment.operands()
-    used = {
-        *alignment.sizes,
-        *(d for o in operands for d in o.dims),
-        *(a for s in body for a in (*s.axes, *s.inner_axes)),
-    }
-    sizes = {a: alignment.scope[a] for a in used}
-    inputs = tuple(_input(o, body, sizes) for o in operands)
+    operands = tuple(own_dims(o) for o in alignment.operands())
+    sizes = {a: alignment.scope[a] for s in body for a in (*s.axes, *s.inner_axes)}
+    for operand, own in zip(alignment.operands(), operands, strict=True):
+        sizes |= {b: replace(alignment.scope[a], name=b) for a, b in zip(operand.dims, own.dims, strict=True)}
     stmts = {s.target: s for s in body}
     results = tuple(replace(operand_of(whole, o), dims=stmts[o].axes, strides=alignment.strides[o]) for o in outputs)
-    spec = drop_dead(KernelSpec(name, tuple(sizes.values()), inputs, results, tuple(body)))
+    spec = drop_dead(KernelSpec(name, tuple(sizes.values()), operands, results, tuple(body)))
     for digits in alignment.digits:
         spec = join_digits(spec, [alignment.name(d) for d in digits])
-    return name_axes(simplify_indices(spec), alignment.stems)
+    spec = simplify_indices(spec)
+    for operand in spec.inputs:
+        spec = tidy_input(spec, operand.name)
+    return name_axes(used_sizes(spec), alignment.stems)
+
+
+def own_dims(operand: Operand) -> Operand:
+    """The operand with dims of its own, so that axes may be split and joined without it."""
+    return replace(operand, dims=tuple(f"{d}.{operand.name}" for d in operand.dims))
 
 
 def _order_reduction(stmt: Stmt, order: list[str]) -> Stmt:
@@ -45,24 +49,82 @@ def _order_reduction(stmt: Stmt, order: list[str]) -> Stmt:
     return stmt
 
 
-def _input(operand: Operand, body: list[Stmt], sizes: dict[str, Size]) -> Operand:
-    """The operand with dims named after the axes that read them; dims read otherwise get names of their own."""
-    readers = [r.index for s in body for r in s.loads() if r.tensor == operand.name]
-    dims: list[str] = []
-    for position, dim in enumerate(operand.dims):
-        plain = (index[position] for index in readers)
+def tidy_input(spec: KernelSpec, name: str) -> KernelSpec:
+    """The spec with an input's dims as its reads see them: unit dims gone, adjacent dims that are read as the digits of
+    one number joined, the others named after the axis that reads them. The memory stays the same."""
+    operand = spec.operand[name]
+    reads = [r for s in spec.body for r in s.loads() if r.tensor == name]
+    sizes = dict(spec.size)
+    algebra = IndexAlgebra(sizes)
+    dims, strides = list(operand.dims), list(spec.strides_of(name))
+    columns = [[r.index[i] for r in reads] for i in range(len(dims))]
+    i = 0
+    while i < len(dims):
+        unit = sizes[dims[i]].size == 1 and all(algebra.interval(e) == (0, 0) for e in columns[i])
+        joined = None if unit or i + 1 == len(dims) else _join_dims(algebra, dims, strides, columns, i)
+        if unit:
+            del dims[i], strides[i], columns[i]
+        elif joined is not None:
+            high, low = sizes[dims[i]].size, sizes[dims[i + 1]].size
+            assert high is not None and low is not None
+            sizes[dims[i + 1]] = Size(dims[i + 1], high * low)
+            del dims[i], strides[i], columns[i]
+            columns[i] = joined
+            i = max(i - 1, 0)
+        else:
+            i += 1
+    index = {r: tuple(column[n] for column in columns) for n, r in enumerate(reads)}
+    body = tuple(
+        s.map(
+            lambda root: transform(
+                root, lambda e: replace(e, index=index[e]) if isinstance(e, Load) and e in index else e
+            )
+        )
+        for s in spec.body
+    )
+    named = _dims_by_readers(spec, sizes, dims, columns)
+    kept = tuple(strides) if operand.strides is not None else None
+    new = replace(operand, dims=named, strides=kept)
+    return replace(
+        spec,
+        sizes=tuple(sizes.values()),
+        inputs=tuple(new if o.name == name else o for o in spec.inputs),
+        body=body,
+    )
+
+
+def _join_dims(
+    algebra: IndexAlgebra, dims: list[str], strides: list[int], columns: list[list[Expr]], i: int
+) -> list[Expr] | None:
+    """The indices of dims i and i + 1 as one, where that takes fewer divisions and no access needs them apart."""
+    extent = algebra.sizes[dims[i + 1]].size
+    if extent is None or algebra.sizes[dims[i]].size is None or strides[i] != strides[i + 1] * extent:
+        return None
+    pairs = list(zip(columns[i], columns[i + 1], strict=True))
+    joined = [algebra.index(high * extent + low) for high, low in pairs]
+    divisions = sum(_divisions(e) for e in joined), sum(_divisions(a) + _divisions(b) for a, b in pairs)
+    inside = all(in_bounds(algebra, (high, low), (dims[i], dims[i + 1])) for high, low in pairs)
+    return joined if inside and divisions[0] < divisions[1] else None
+
+
+def _divisions(expr: Expr) -> int:
+    return sum(isinstance(e, Call) and e.fn in ("floordiv", "mod") for e in walk(expr))
+
+
+def _dims_by_readers(
+    spec: KernelSpec, sizes: dict[str, Size], dims: list[str], columns: list[list[Expr]]
+) -> tuple[str, ...]:
+    """Each dim named after the first axis of its size that reads it as it is; symbolic dims are their own axis."""
+    named: list[str] = []
+    for dim, column in zip(dims, columns, strict=True):
         fits = [
             e.name
-            for e in plain
-            if isinstance(e, Axis) and sizes[e.name].size == sizes[dim].size and e.name not in dims
+            for e in column
+            if isinstance(e, Axis) and sizes[e.name].size == sizes[dim].size and e.name not in named
         ]
-        own = f"{dim}.{operand.name}"
-        if sizes[dim].size is None:
-            own = dim
-        elif not fits:
-            sizes[own] = replace(sizes[dim], name=own)
-        dims.append(fits[0] if fits and sizes[dim].size is not None else own)
-    return replace(operand, dims=tuple(dims))
+        symbolic = [e.name for e in column if isinstance(e, Axis) and e.name == dim.split(".")[0]]
+        named.append((symbolic if sizes[dim].size is None else fits or [dim])[0])
+    return tuple(named)
 
 
 def join_digits(spec: KernelSpec, digits: list[str]) -> KernelSpec:
@@ -110,8 +172,6 @@ def _join(spec: KernelSpec, high: str, low: str) -> KernelSpec | None:
     for s in spec.body:
         over = replace(s.over, axes=without(s.over.axes)) if isinstance(s.over, Reduce) else s.over
         body.append(replace(s.map(lambda e: transform(e, visit)), axes=without(s.axes), over=over))
-    fresh = {high: f"{high}.d", low: f"{low}.d"}
-    inputs = tuple(replace(o, dims=tuple(fresh.get(d, d) for d in o.dims)) for o in spec.inputs)
     outputs = []
     for o in spec.outputs:
         strides = o.strides
@@ -122,12 +182,9 @@ def _join(spec: KernelSpec, high: str, low: str) -> KernelSpec | None:
             strides = (*strides[:i], *strides[i + 1 :])
         outputs.append(replace(o, dims=without(o.dims), strides=strides))
     sizes = {s.name: s for s in spec.sizes}
-    sizes |= {new: Size(new, sizes[old].size) for old, new in fresh.items()}
     sizes[low] = Size(low, step * outer)
     del sizes[high]
-    joined = simplify_indices(
-        replace(spec, sizes=tuple(sizes.values()), inputs=inputs, outputs=tuple(outputs), body=tuple(body))
-    )
+    joined = simplify_indices(replace(spec, sizes=tuple(sizes.values()), outputs=tuple(outputs), body=tuple(body)))
     return None if _digits_of(joined, low) else joined
 
 

@@ -8,7 +8,8 @@ the rules matters, the rules themselves do not overlap:
 1. epilogues: pointwise readers join the contraction or window that produces their operand;
 2. rows: reductions over the same rows, with the pointwise statements around them;
 3. recompute: pointwise kernels whose value all readers can cheaply work out themselves (prologues, masks, scales);
-4. pointwise chains, then siblings that read the same tensor.
+4. pointwise chains, then siblings that read the same tensor;
+5. shed: pointwise statements move from the kernel that took them in to the only kernels that read them.
 """
 
 from __future__ import annotations
@@ -154,24 +155,68 @@ class Fusion:
     def recompute(self, group: int) -> bool:
         """Compute a pointwise group inside each of its readers instead, if that is allowed and cheaper."""
         targets = self.groups[group]
-        if any(t in self.live for t in targets if self.owner.get(t) == group):
-            return False
         readers = self.consumers(group)
-        own = self.kernel(group)
-        if not readers or not isinstance(own.pattern, Pointwise):
+        if not readers or self.kind(group) is not Pointwise or any(t in self.live for t in targets):
             return False
-        gain = own.price
+        own = self.kernel(group)
+        gain = self._gain_in_readers(targets, readers, own.spec, _is_light_prologue)
+        if gain is None or gain + own.price <= 0:
+            return False
+        del self.groups[group]
+        self._place(targets, group, readers)
+        return True
+
+    def shed(self, target: str) -> bool:
+        """Move a pointwise statement out of the kernel that owns it into the readers of its value, if that is allowed
+        and cheaper: a rule that looks at one reader at a time takes in what a later kernel could do for free."""
+        group = self.owner[target]
+        whole = self.groups[group]
+        left = tuple(t for t in whole if t != target)
+        readers = sorted({g for r in self.readers[target] for g in self.members[r]})
+        if not left or group in readers or not readers or target in self.live or len(self.members[target]) > 1:
+            return False
+        if self.whole.stmt[target].over is not None:
+            return False
+        before = self.kernel(group)
+        alone = extract(self.whole, (target,), (target,))
+        # An operand that a contraction would have to compute stays where it is: there it costs nothing.
+        gain = self._gain_in_readers((target,), readers, alone, lambda *_: False)
+        if gain is None:
+            return False
+        self.groups[group] = left
+        self._place((target,), group, readers)
+        after = self.kernel(group)
+        if type(after.pattern) is type(before.pattern) and gain + before.price - after.price > 0:
+            return True
         for reader in readers:
+            self.groups[reader] = tuple(t for t in self.groups[reader] if t != target)
+        self.groups[group], self.owner[target], self.members[target] = whole, group, {group}
+        return False
+
+    def _gain_in_readers(
+        self,
+        targets: Sequence[str],
+        readers: Sequence[int],
+        own: KernelSpec,
+        may_feed: Callable[[Trial, KernelSpec], bool],
+    ) -> float | None:
+        """What the readers' kernels gain by computing `targets`, the kernel `own`, themselves; None where that is not
+        allowed. `may_feed` says whether a contraction may compute them for its operands."""
+        gain = 0.0
+        for reader in readers:
+            if reader in self.barriers:
+                return None
             before = self.kernel(reader)
             after = self.trial({*self.groups[reader], *targets}, (reader,))
             if type(after.pattern) is not type(before.pattern) or launches(after.pattern) > launches(before.pattern):
-                return False
-            if isinstance(after.pattern, Contraction) and not _is_prologue(after, before, own.spec):
-                return False
+                return None
+            if isinstance(after.pattern, Contraction) and _feeds_operand(before, own) and not may_feed(after, own):
+                return None
             gain += before.price - after.price
-        if gain <= 0:
-            return False
-        del self.groups[group]
+        return gain
+
+    def _place(self, targets: Sequence[str], group: int, readers: Sequence[int]) -> None:
+        """Record that statements of `group` are computed by its readers from now on, and written by none."""
         for t in targets:
             self.members[t] = (self.members[t] - {group}) | set(readers)
             if self.owner.get(t) == group:
@@ -179,7 +224,6 @@ class Fusion:
         for reader in readers:
             merged = {*self.groups[reader], *targets}
             self.groups[reader] = tuple(sorted(merged, key=self.position.__getitem__))
-        return True
 
     # ------------------------------------------------------------ the rules
     def run(self) -> Fusion:
@@ -191,6 +235,7 @@ class Fusion:
         self._grow((Staged,), lambda t: isinstance(t.pattern, Staged), backwards=True)
         self._grow((Pointwise,), lambda t: isinstance(t.pattern, Pointwise), backwards=False)
         self._siblings()
+        self._shed()
         return self
 
     def _grow(self, kinds: tuple[type, ...], allowed: Callable[[Trial], bool], backwards: bool) -> None:
@@ -207,6 +252,11 @@ class Fusion:
         """Pointwise groups, and those of a kind that may join."""
         joins = {Pointwise} if Contraction in kinds else {Pointwise, *kinds}
         return [g for g in groups if g not in self.barriers and self.kind(g) in joins]
+
+    def _shed(self) -> None:
+        for target in reversed(list(self.position)):
+            if target in self.owner:
+                self.shed(target)
 
     def _siblings(self) -> None:
         """Merge groups of one kind over the same points that share an operand."""
@@ -244,16 +294,19 @@ def _keeps_schedule(before: tuple[Trial, Trial], merged: Trial) -> bool:
     return launches(merged.pattern) < sum(launches(t.pattern) for t in before)
 
 
-def _is_prologue(after: Trial, before: Trial, added: KernelSpec) -> bool:
-    """Whether what a contraction takes in before its sum is light: a unary chain, a cast or a mask. Several full
-    operands or a gather would multiply loads, and transcendental work may not be repeated for each tile."""
-    assert isinstance(after.pattern, Contraction) and isinstance(before.pattern, Contraction)
-    operands = {r.tensor for r in before.pattern.stmt.loads()}
-    for stmt in reversed(before.spec.body):  # what the operands read through temporaries
+def _feeds_operand(contraction: Trial, added: KernelSpec) -> bool:
+    """Whether an operand of a contraction needs an output of `added`, directly or through temporaries."""
+    assert isinstance(contraction.pattern, Contraction)
+    operands = {r.tensor for r in contraction.pattern.stmt.loads()}
+    for stmt in reversed(contraction.spec.body):
         if stmt.target in operands:
             operands.update(r.tensor for r in stmt.loads())
-    if not operands & {o.name for o in added.outputs}:
-        return True  # it feeds the epilogue, once a point
+    return bool(operands & {o.name for o in added.outputs})
+
+
+def _is_light_prologue(after: Trial, added: KernelSpec) -> bool:
+    """Whether what a contraction takes in before its sum is light: a unary chain, a cast or a mask. Several full
+    operands or a gather would multiply loads, and transcendental work may not be repeated for each tile."""
     result = max(points(added, o.dims) for o in added.outputs)
     full = [o for o in added.inputs if points(added, o.dims) * 8 > result]
     if len(full) > 1 or any(loads_in_index(r) for s in added.body for r in s.loads()):

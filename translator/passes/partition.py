@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvc.check import check_kernel
-from kvc.kernel import Expr, KernelSpec, Load, transform
+from kvc.kernel import KernelSpec
 from kvc.passes.extract import extract
 from kvc.passes.fuse import Barrier, Fusion
 from kvc.passes.inline import fold_views
+from kvc.passes.layout import relayout
 from kvc.passes.unit_axes import drop_unit_axes
-from kvc.patterns import Contraction
 from kvc.simplify import simplify_indices
 
 # What brings a whole-model spec into the form that fusion starts from; each keeps its meaning.
@@ -36,7 +36,7 @@ def partition(
     for prepare in PREPARE:
         whole = check_kernel(prepare(whole))
     fusion = Fusion(whole, barriers).run()
-    whole = _relayout(whole, fusion)
+    whole = relayout(whole, fusion)
     steps: list[Cut | Barrier] = []
     for group in _order(fusion):
         if group in fusion.barriers:
@@ -69,38 +69,3 @@ def _order(fusion: Fusion) -> list[int]:
                 heapq.heappush(ready, (first[user], user))
     assert len(order) == len(waiting), "kernels depend on each other in a circle"
     return order
-
-
-def _relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
-    """Intermediates that a contraction writes take its own axis order, however the model permuted them: rows of tiles
-    are then written whole, and digits of an axis that a view split are one axis again."""
-    orders: dict[str, tuple[int, ...]] = {}
-    for group in fusion.groups:
-        trial = fusion.kernel(group)
-        if not isinstance(trial.pattern, Contraction):
-            continue
-        domain = trial.pattern.stmt.axes
-        for out in trial.spec.outputs:
-            dims = trial.spec.stmt[out.name].axes
-            free = out.name not in fusion.live
-            same_rank = len(dims) == len(whole.stmt[out.name].axes) == len(domain)
-            if free and same_rank and dims != domain and set(dims) == set(domain):
-                orders[out.name] = tuple(dims.index(a) for a in domain)
-    return permute(whole, orders) if orders else whole
-
-
-def permute(whole: KernelSpec, orders: Mapping[str, tuple[int, ...]]) -> KernelSpec:
-    """The spec with the dims of temporaries in another order: `orders[t]` lists old positions."""
-
-    def visit(expr: Expr) -> Expr:
-        if isinstance(expr, Load) and expr.tensor in orders:
-            return replace(expr, index=tuple(expr.index[i] for i in orders[expr.tensor]))
-        return expr
-
-    body = []
-    for stmt in whole.body:
-        stmt = stmt.map(lambda root: transform(root, visit))
-        if stmt.target in orders:
-            stmt = replace(stmt, axes=tuple(stmt.axes[i] for i in orders[stmt.target]))
-        body.append(stmt)
-    return replace(whole, body=tuple(body))
