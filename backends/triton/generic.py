@@ -107,10 +107,14 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     first = kernel.fresh("first")
     inner = scope.child()
     column = kernel.fresh_axis(over.axis)
-    step = f"{first} + tl.arange(0, COLUMNS)"
-    inner.emit(f"{column} = {f'{extent} - 1 - ({step})' if over.reverse else step}")
+    begin = first
+    if over.reverse:
+        # From the last block to the first, each scanned from its end.
+        begin = kernel.fresh("begin")
+        inner.emit(f"{begin} = tl.cdiv({extent}, COLUMNS) * COLUMNS - COLUMNS - {first}")
+    inner.emit(f"{column} = {begin} + tl.arange(0, COLUMNS)")
     mask = kernel.fresh(f"{column}_in")
-    inner.emit(f"{mask} = {f'{column} >= 0' if over.reverse else f'{column} < {extent}'}")
+    inner.emit(f"{mask} = {column} < {extent}")
     axis = inner.bind(column, size, Physical(column, mask=mask))
     inner.shape = ("COLUMNS",)
     inner.place({over.axis: axis})
@@ -120,7 +124,9 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     helper = file.helper(COMBINE_HELPER[over.op])
     total = V(f"tl.reduce({block}, 0, {helper})", ATOM, kind)
     scanned = kernel.fresh(stmt.target)
-    combined = _combine(inner, over.op, V(carry, ATOM, kind), V(f"tl.associative_scan({block}, 0, {helper})", ATOM, kind))
+    backwards = ", reverse=True" if over.reverse else ""
+    partial = V(f"tl.associative_scan({block}, 0, {helper}{backwards})", ATOM, kind)
+    combined = _combine(inner, over.op, V(carry, ATOM, kind), partial)
     inner.emit(f"{scanned} = {combined}")
     inner.emit(f"{carry} = {_combine(inner, over.op, V(carry, ATOM, kind), total)}")
     result = inner.to(V(scanned, ATOM, kind, frozenset({column})), stmt.dtype.compute)
@@ -166,9 +172,10 @@ def _store_shifted(
     scope: Scope, stmt: Stmt, over: Scan, index: list[Expr], column: str, extent: str, value: V
 ) -> None:
     step = -1 if over.reverse else 1
+    bound = f"({column} < {extent})" if over.reverse else f"({column} < {extent} - 1)"
     moved = tuple(Call("add", (i, Const(step))) if i == Axis(over.axis) else i for i in index)
     pointer = scope.address(stmt.target, moved, scope)
-    mask = f"({column} > 0)" if over.reverse else f"({column} < {extent} - 1)"
+    mask = f"({column} > 0) & {bound}" if over.reverse else bound
     scope.emit(f"tl.store({pointer}, {scope.stored(value, stmt.dtype)}, mask={mask})")
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from kvc.arch import arch
 from kvc.backends.triton import TritonTarget
 from kvc.emitter import Candidate, Task
@@ -108,16 +107,40 @@ def install_libdevice() -> None:
             arrays = [a.handle.data if isinstance(a, tl.tensor) else np.asarray(a) for a in arguments]
             kind = first.handle.data.dtype
             result = function(*(torch.from_numpy(np.array(a, dtype=kind)) for a in np.broadcast_arrays(*arrays)))
-            shape = max((a.type for a in arguments if isinstance(a, tl.tensor)), key=lambda t: len(getattr(t, "shape", ())))
+            shape = max(
+                (a.type for a in arguments if isinstance(a, tl.tensor)), key=lambda t: len(getattr(t, "shape", ()))
+            )
             return tl.tensor(TensorHandle(result.numpy(), first.dtype.scalar), shape)
 
         return call
 
     special = {"rint": torch.round, "pow": torch.pow, "fmod": torch.fmod, "atan2": torch.atan2}
-    names = (
-        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-        "erf erfc trunc"
-    ).split()
+    names = [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "trunc",
+    ]
     for name in names:
         setattr(libdevice, name, wrap(getattr(torch, name)))
     for name, function in special.items():
