@@ -1,4 +1,7 @@
-"""The AMD executor: code objects on a ROCm device, through libamdhip64 alone."""
+"""The AMD executor: code objects on a ROCm device, through libamdhip64 alone.
+
+`python -m kvc.backends.device.amdgpu --selftest` runs a few kernels on the GPU and compares them with NumPy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,13 @@ from kvc.diagnostics import KvcError
 #: Attribute numbers: hipDeviceAttribute_t of hip_runtime_api.h, unchanged since ROCm 5.
 HIP_API = DriverApi(
     vendor="amd",
-    libraries=("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"),
+    libraries=(
+        "libamdhip64.so",
+        "libamdhip64.so.7",
+        "libamdhip64.so.6",
+        "libamdhip64.so.5",
+        "/opt/rocm/lib/libamdhip64.so",  # where ROCm's own packages put it, often off the loader's path
+    ),
     init="hipInit",
     driver_version="hipRuntimeGetVersion",
     device_count="hipGetDeviceCount",
@@ -79,3 +88,15 @@ def _properties(driver: Driver, device: int) -> bytes:
     call = next((name for name in _PROPERTY_CALLS if driver.has(name)), _PROPERTY_CALLS[-1])
     driver.call(call, buffer, ctypes.c_int(device))
     return buffer.raw
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`--selftest` runs the self-test and returns 0 (passed), 1 (failed) or 2 (no device)."""
+    from kvc.backends.device.selftest import command
+    from kvc.backends.hip.toolchain import compile_hip
+
+    return command(AmdGpuExecutor(), compile_hip, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

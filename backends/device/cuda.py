@@ -100,19 +100,10 @@ class CudaExecutor(DeviceExecutor):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line: `--selftest` runs the self-test and returns 0 (passed), 1 (failed) or 2 (no device)."""
-    import argparse
+    """`--selftest` runs the self-test and returns 0 (passed), 1 (failed) or 2 (no device)."""
+    from kvc.backends.device.selftest import command
 
-    parser = argparse.ArgumentParser(prog="python -m kvc.backends.device.cuda", description=__doc__)
-    parser.add_argument("--selftest", action="store_true", help="run a few HIP and Triton kernels on the GPU")
-    parser.add_argument("--json", metavar="FILE", help="write the results as JSON")
-    options = parser.parse_args(arguments)
-    if not options.selftest:
-        parser.print_help()
-        return 0
-    from kvc.backends.device.selftest import report, run_selftest
-
-    return report(run_selftest(CudaExecutor(), compile_for_cuda), options.json)
+    return command(CudaExecutor(), compile_for_cuda, arguments)
 
 
 if __name__ == "__main__":

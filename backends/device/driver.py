@@ -71,7 +71,7 @@ class Driver:
         tried = tuple(names) or api.libraries
         library = next((found for name in tried if (found := _load(name)) is not None), None)
         if library is None:
-            return Diagnostic("KVC0601", f"no {' or '.join(tried)} on this machine", hint=api.install_hint)
+            return Diagnostic("KVC0601", f"no driver library ({', '.join(tried)})", hint=api.install_hint)
         missing = [name for name in _symbols(api) if not hasattr(library, name)]
         if missing:
             text = f"{library._name} lacks {', '.join(missing)}"

@@ -7,6 +7,7 @@ correctly rounded division and square root, libm, atomics, vector loads and the 
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -60,6 +61,11 @@ def cases() -> list[Case]:
     rng = np.random.default_rng(7)
     makers = (_axpy, _softmax, _rounding, _division, _libm, _transpose, _histogram, _lanes)
     return [make(rng) for make in makers]
+
+
+def source_of_all() -> str:
+    """Every case's kernel in one file."""
+    return _HEADER + "".join(case.source for case in cases())
 
 
 def _axpy(rng: np.random.Generator) -> Case:
@@ -369,3 +375,15 @@ def report(record: dict[str, Any], json_path: str | None = None) -> int:
             print(f"       {result['message']}")
     print(record["status"])
     return 0 if record["status"] == "passed" else 1
+
+
+def command(executor: DeviceExecutor, compile_source: Compile, arguments: list[str] | None = None) -> int:
+    """The command line of an executor's module: `--selftest [--json FILE]`. Exit codes as `report`."""
+    parser = argparse.ArgumentParser(prog=f"python -m kvc.backends.device.{executor.name}")
+    parser.add_argument("--selftest", action="store_true", help="run kernels with known answers on the device")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON too")
+    options = parser.parse_args(arguments)
+    if options.selftest:
+        return report(run_selftest(executor, compile_source), options.json)
+    parser.print_help()
+    return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvc.arch import arch
-from kvc.backends.device.amdgpu import AmdGpuExecutor
+from kvc.backends.device.amdgpu import AmdGpuExecutor, main
 from kvc.diagnostics import KvcError
 from kvc.executor import LaunchPlan
 
@@ -164,3 +164,9 @@ def test_one_launch_in_place(setup: Setup) -> None:
 def test_empty_buffer(setup: Setup) -> None:
     result = setup().run([plan(n=0)], {"x": np.zeros(0, np.float32), "y": np.zeros((0, 3), np.float32)}, outputs=("y",))
     assert result["y"].shape == (0, 3)
+
+
+@pytest.mark.skipif(AmdGpuExecutor().available() is None, reason="there is a GPU here")
+def test_selftest_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--selftest"]) == 2
+    assert "KVC0601" in capsys.readouterr().out
