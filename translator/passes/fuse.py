@@ -170,28 +170,55 @@ class Fusion:
         """Move a pointwise statement out of the kernel that owns it into the readers of its value, if that is allowed
         and cheaper: a rule that looks at one reader at a time takes in what a later kernel could do for free."""
         group = self.owner[target]
-        whole = self.groups[group]
-        left = tuple(t for t in whole if t != target)
         readers = sorted({g for r in self.readers[target] for g in self.members[r]})
-        if not left or group in readers or not readers or target in self.live or len(self.members[target]) > 1:
+        if group in readers or not readers or target in self.live or len(self.members[target]) > 1:
             return False
         if self.whole.stmt[target].over is not None:
             return False
+        whole, moved = self.groups[group], self._with_unowned(target)
+        left = self._needed(group, [t for t in whole if t != target], target)
+        if not left:
+            return False
         before = self.kernel(group)
-        alone = extract(self.whole, (target,), (target,))
+        alone = extract(self.whole, moved, (target,))
         # An operand that a contraction would have to compute stays where it is: there it costs nothing.
-        gain = self._gain_in_readers((target,), readers, alone, lambda *_: False)
+        gain = self._gain_in_readers(moved, readers, alone, lambda *_: False)
         if gain is None:
             return False
+        saved = dict(self.groups), dict(self.owner), {t: set(self.members[t]) for t in whole}
         self.groups[group] = left
         self._place((target,), group, readers)
+        self._place(moved[:-1], -1, readers)
+        for t in set(whole) - set(left) - {target}:
+            self.members[t].discard(group)
         after = self.kernel(group)
         if type(after.pattern) is type(before.pattern) and gain + before.price - after.price > 0:
             return True
-        for reader in readers:
-            self.groups[reader] = tuple(t for t in self.groups[reader] if t != target)
-        self.groups[group], self.owner[target], self.members[target] = whole, group, {group}
+        self.groups, self.owner = saved[0], saved[1]
+        self.members.update(saved[2])
         return False
+
+    def _with_unowned(self, target: str) -> tuple[str, ...]:
+        """A statement and all it reads, through any chain, that no kernel writes, in order."""
+        found = {target}
+        stack = [target]
+        while stack:
+            for t in self.reads[stack.pop()]:
+                if t in self.position and t not in self.owner and t not in found:
+                    found.add(t)
+                    stack.append(t)
+        return tuple(sorted(found, key=self.position.__getitem__))
+
+    def _needed(self, group: int, targets: Sequence[str], gone: str) -> tuple[str, ...]:
+        """Those of `targets` that a group still computes without the statement `gone`: what it owns, and what that
+        reads."""
+        needed = {t for t in targets if self.owner.get(t) == group} | {
+            t for t in self.reads[gone] if self.owner.get(t) == group
+        }
+        for t in reversed(targets):
+            if t in needed:
+                needed.update(self.reads[t])
+        return tuple(t for t in targets if t in needed)
 
     def _gain_in_readers(
         self,
