@@ -23,6 +23,7 @@ from kvc.backends.hip.cxx import (
     COMPUTE_TYPE,
     EQUALITY,
     MUL,
+    RESERVED,
     UNARY,
     Names,
     Val,
@@ -69,6 +70,7 @@ class Buffer:
     dims: tuple[str, ...]
     strides: tuple[Expr, ...]
     span: int  # elements between the first and one past the last that an index can reach
+    argument: str  # the operand or scratch buffer, as launches name it
 
 
 @dataclass
@@ -108,7 +110,8 @@ class Kernel:
         self.sizes: dict[str, Size] = dict(unit.spec.size)
         self.algebra = IndexAlgebra(self.sizes)
         taken = {b.pointer for b in buffers.values()} | {extent_parameter(s.name) for s in unit.spec.sizes}
-        self.names = Names(taken)
+        # Loop variables with one-letter names are common in specs too; only the schedules that use them claim them.
+        self.names = Names(taken | {name for name in RESERVED if len(name) > 1})
         self.axis_text: dict[str, str] = {}
         self.used: dict[str, None] = {}  # tensors whose buffers it touches
 
@@ -118,7 +121,9 @@ class Kernel:
 
     def axis(self, stem: str, extent: int | None, text: str = "") -> Axis:
         """A fresh loop axis (a C++ index variable of that name, or `text`); extent None: of unknown size."""
-        name = self.names.fresh(stem)
+        is_own = stem in RESERVED and stem not in self.axis_text.values()
+        name = stem if is_own else self.names.fresh(stem)
+        self.names.taken.add(name)
         key = name if name not in self.unit.spec.size else f"{name}#"
         self.sizes[key] = Size(key, extent) if extent is not None else Size(key, None, 0, 2**62)
         self.axis_text[key] = text or name
@@ -139,6 +144,16 @@ class Kernel:
             self.axis_text, self.used = texts, used
             self.sizes.clear()
             self.sizes.update(sizes)
+
+    @contextmanager
+    def local_names(self) -> Iterator[None]:
+        """Names taken inside are free again after: a block that nothing outside refers to."""
+        names, texts = self.names, dict(self.axis_text)
+        self.names = Names(names.taken)
+        try:
+            yield
+        finally:
+            self.names, self.axis_text = names, texts
 
     def split(self, flat: Expr, axes: tuple[str, ...]) -> dict[str, Expr]:
         """Axes of a row-major domain as expressions of its flat index; the first one takes what is left over."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvc.dtypes import BF16, BOOL, F16, F32, F64, I32, I64, DType
+from kvc.functions import FUNCTIONS
 
 #: C++ type of a value in registers, by compute dtype.
 COMPUTE_TYPE = {"f64": "double", "f32": "float", "i64": "long long", "i32": "int", "bool": "bool"}
@@ -21,7 +22,8 @@ COMPUTE_TYPE = {"f64": "double", "f32": "float", "i64": "long long", "i32": "int
 STORAGE_TYPE = {
     "f64": "double", "f32": "float", "f16": "__half", "bf16": "__hip_bfloat16", "i64": "long long", "i32": "int",
     "i16": "short", "i8": "signed char", "u8": "unsigned char", "bool": "bool",
-    "f8e4m3fn": "unsigned char", "f8e4m3fnuz": "unsigned char", "f8e5m2": "unsigned char", "f8e5m2fnuz": "unsigned char",
+    "f8e4m3fn": "unsigned char", "f8e4m3fnuz": "unsigned char",
+    "f8e5m2": "unsigned char", "f8e5m2fnuz": "unsigned char",
 }  # fmt: skip
 
 #: Template arguments <exponent bits, mantissa bits, bias, is fnuz> of the fp8 helpers.
@@ -153,12 +155,35 @@ def rounded(v: Val, of: DType) -> Val:
 
 
 _KEYWORDS = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast "
-    "continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend "
-    "goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected "
-    "public register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch "
-    "template this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile "
-    "wchar_t while xor xor_eq threadIdx blockIdx blockDim gridDim warpSize half main".split()
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
+    continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto
+    if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+    register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
+    xor_eq threadIdx blockIdx blockDim gridDim warpSize half main
+    """.split()  # noqa: SIM905 - a list of 90 words reads better as words
+)
+
+#: Functions that emitted code calls; a local of that name would hide them.
+_FUNCTIONS = frozenset(
+    """
+    maximum minimum floor_div floor_mod float_mod float_floor_div sign absolute square cube int_pow shift_left
+    shift_right f8_to_float float_to_f8 row_reduce row_best atomic_combine result_row fabs rint fmod pow copysign floor
+    max min isnan isinf signbit ldexpf frexpf atomicAdd atomicMax atomicMin atomicCAS Pack Fragment Results Operand
+    """.split()  # noqa: SIM905 - reads better as words
+)
+
+
+#: Names that the schedules give to loop variables, positions and constants; no parameter or local may hide them.
+RESERVED = frozenset(
+    """
+    i j r v thread lane row chunk column item rest other depth step slot acc task batch m0 n0 k0 wave_m wave_n thread_m
+    thread_n a_value a_tile b_tile a_stage b_stage a_part b_part load_a load_b store_a store_b
+    M N K BLOCK BLOCK_M BLOCK_N BLOCK_K TILES_M TILES_N WAVES WAVES_M WAVES_N LANES THREADS THREADS_M THREADS_N MI
+    MI_DEPTH GROUPS FRAGMENT FRAGMENTS_M FRAGMENTS_N RESULTS MICRO_M MICRO_N A_SLOTS B_SLOTS A_LOADS B_LOADS A_STRIDE
+    B_STRIDE ROW_THREADS ROW_LANES ROW_WAVES ROWS WIDTH CHUNKS ITEMS POINTS TAIL LONG SHORT
+    """.split()  # noqa: SIM905 - reads better as words
 )
 
 
@@ -167,7 +192,8 @@ def identifier(name: str) -> str:
     text = re.sub(r"\W", "_", name)
     if not text or text[0].isdigit() or text[0] == "_" or "__" in text:
         text = "v" + re.sub(r"_+", "_", text)
-    return text + "_" if text in _KEYWORDS else text
+    is_function = text in _FUNCTIONS or text in FUNCTIONS or text.removesuffix("f") in FUNCTIONS
+    return text + "_" if text in _KEYWORDS or is_function else text
 
 
 class Names:

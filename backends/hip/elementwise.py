@@ -71,14 +71,14 @@ class Elementwise:
         chunks, tail = divmod(points, width)
         file.head += [f"constexpr int BLOCK = {block};  // threads a workgroup"]
         threads = chunks + tail
-        kernel.names.taken |= {"thread", "BLOCK", "THREADS", "CHUNKS", "WIDTH"}
         kind = kernel.index_type
         thread = f"({kind})blockIdx.x * BLOCK + (int)threadIdx.x" if kernel.wide else "blockIdx.x * BLOCK + threadIdx.x"
         if width == 1:
             file.head.append(f"constexpr {kind} POINTS = {points};")
-            kernel.writer.line(f"const {kind} i = {thread};")
-            kernel.writer.line("if (i >= POINTS) return;")
-            self._write(kernel, Lanes(None, 1), kernel.axis("i", points))
+            flat = kernel.axis("i", points)
+            kernel.writer.line(f"const {kind} {kernel.axis_text[flat.name]} = {thread};")
+            kernel.writer.line(f"if ({kernel.axis_text[flat.name]} >= POINTS) return;")
+            self._write(kernel, Lanes(None, 1), flat)
         else:
             self._write_wide(file, kernel, width, chunks, tail, thread)
         file.add(kernel, spec.name, (-(-threads // block),), block, [o.name for o in spec.outputs], "BLOCK")
@@ -86,29 +86,25 @@ class Elementwise:
 
     def _write_wide(self, file: File, kernel: Kernel, width: int, chunks: int, tail: int, thread: str) -> None:
         """Whole chunks of `width` points first, then one thread for each point that is left over."""
-        kind = kernel.index_type
+        kind, writer = kernel.index_type, kernel.writer
         file.head.append(f"constexpr int WIDTH = {width};  // consecutive points a thread")
         file.head.append(f"constexpr {kind} CHUNKS = {chunks};")
-        writer = kernel.writer
         writer.line(f"const {kind} chunk = {thread};")
-        with writer.block("if (chunk < CHUNKS)" if tail else ""):
-            if not tail:
-                writer.lines.pop()
-                writer.indent -= 1
-                writer.line("if (chunk >= CHUNKS) return;")
-            chunk = kernel.axis("chunk", chunks)
-            lane = kernel.axis("v", width)
-            self._write(kernel, Lanes(lane, width), Linear.build({chunk: width, lane: 1}, 0).expr())
-            if not tail:
-                writer.indent += 1
+        chunk, lane = kernel.axis("chunk", chunks), kernel.axis("v", width)
+        flat = Linear.build({chunk: width, lane: 1}, 0).expr()
         if not tail:
-            writer.lines.pop()
+            writer.line("if (chunk >= CHUNKS) return;")
+            self._write(kernel, Lanes(lane, width), flat)
             return
         file.head.append(f"constexpr int TAIL = {tail};  // points after the last whole chunk, one thread each")
-        with writer.block("else if (chunk < CHUNKS + TAIL)"):
-            rest = kernel.axis("rest", tail)
-            writer.line(f"const int {kernel.axis_text[rest.name]} = chunk - CHUNKS;")
-            self._write(kernel, Lanes(None, 1), Linear.build({rest: 1}, chunks * width).expr())
+        with writer.block("if (chunk < CHUNKS)", "} else if (chunk < CHUNKS + TAIL) {"):
+            self._write(kernel, Lanes(lane, width), flat)
+        writer.indent += 1
+        rest = kernel.axis("rest", tail)
+        writer.line("const int rest = chunk - CHUNKS;")
+        self._write(kernel, Lanes(None, 1), Linear.build({rest: 1}, chunks * width).expr())
+        writer.indent -= 1
+        writer.line("}")
 
     def _write(self, kernel: Kernel, lanes: Lanes, flat: Expr) -> None:
         """Compute and store all outputs at one flat index (and its lanes)."""

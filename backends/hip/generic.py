@@ -121,7 +121,6 @@ class _Generic:
     def _kernel(self, domain: int, extra: dict[str, Buffer] | None = None) -> Kernel:
         buffers = {**self.buffers, **(extra or {})}
         kernel = Kernel(self.file.unit, buffers, needs_wide(self.spec, buffers, domain), self.done)
-        kernel.names.taken |= {"BLOCK", "thread"}
         return kernel
 
     # ------------------------------------------------------------ the loop over a domain
@@ -141,9 +140,9 @@ class _Generic:
         writer = kernel.writer
         stride = not self.spec.is_static or domain > MAX_THREADS
         blocks = min(-(-domain // BLOCK), MAX_THREADS // BLOCK)
-        flat_name = kernel.names.fresh("i")
         start = f"({kind})blockIdx.x * BLOCK + threadIdx.x" if kernel.wide else "blockIdx.x * BLOCK + threadIdx.x"
-        flat = kernel.axis("point", domain if self.spec.is_static else None, flat_name)
+        flat = kernel.axis("i", domain if self.spec.is_static else None)
+        flat_name = kernel.axis_text[flat.name]
         limit = " * ".join(kernel.unit.extent(a) for a in axes) or "1"
         if stride:
             step = f"({kind})gridDim.x * BLOCK"

@@ -63,7 +63,9 @@ __device__ __forceinline__ void row_best(T& value, Index& at, Better better) {
     value = partial[first], at = partial_at[first];
     #pragma unroll
     for (int w = 1; w < ROW_WAVES; ++w) {
-      if (better(partial[first + w], partial_at[first + w], value, at)) value = partial[first + w], at = partial_at[first + w];
+      const T other = partial[first + w];
+      const Index other_at = partial_at[first + w];
+      if (better(other, other_at, value, at)) value = other, at = other_at;
     }
     __syncthreads();
   }
@@ -102,7 +104,9 @@ class RowsEmitter:
             chunks = length // width
             for threads in (2**n for n in range(int(math.log2(arch.max_threads)) + 1)):
                 items = -(-chunks // threads)
-                if threads > 1 and threads >= 2 * chunks or items * width > 256 and threads < arch.max_threads:
+                idle_half = threads > 1 and threads >= 2 * chunks
+                too_long = items * width > 256 and threads < arch.max_threads
+                if idle_half or too_long:
                     continue
                 # A row of several waves has the workgroup to itself, so that no wave leaves before a barrier.
                 block = threads if threads > arch.wave_size else min(256, arch.max_threads)
@@ -159,17 +163,6 @@ class _Walk:
         self.kernel = kernel
         self.spec = kernel.spec
         self.pattern = pattern
-        kernel.names.taken |= {
-            "BLOCK",
-            "ROW_THREADS",
-            "WIDTH",
-            "CHUNKS",
-            "ITEMS",
-            "ROWS",
-            "ROW_LANES",
-            "ROW_WAVES",
-            "lane",
-        }
         self.row = kernel.axis("row", rows)
         self.chunk = kernel.axis("chunk" if width > 1 else "column", length // width)
         self.lanes = Lanes(kernel.axis("v", width) if width > 1 else None, width)

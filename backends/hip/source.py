@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvc.backends.hip.codegen import Buffer, Kernel, Unit, extent_parameter
-from kvc.backends.hip.cxx import STORAGE_TYPE, identifier
+from kvc.backends.hip.cxx import RESERVED, STORAGE_TYPE, identifier
 from kvc.backends.hip.toolchain import PROLOGUE
 from kvc.dtypes import DType
 from kvc.emitter import Candidate, Knob, Launch, Origin, Scratch, Task
@@ -29,10 +29,10 @@ MAX_THREADS = 2**31
 Knobs = tuple[tuple[str, Knob], ...]
 
 PACK = """\
-// N elements that move in accesses of up to 16 bytes.
-template <class T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
-  T lane[N];
+// COUNT elements that move in accesses of up to 16 bytes.
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
+  T lane[COUNT];
 };
 """
 
@@ -53,17 +53,21 @@ def dense_strides(spec: KernelSpec, dims: tuple[str, ...]) -> tuple[Expr, ...]:
     return tuple(reversed(strides))
 
 
-def buffer_of(spec: KernelSpec, tensor: str, dtype: DType | None = None, pointer: str = "") -> Buffer:
-    """The buffer of an operand, or a dense scratch buffer of the shape of a temporary."""
+def buffer_of(spec: KernelSpec, tensor: str, dtype: DType | None = None, scratch: str = "") -> Buffer:
+    """The buffer of an operand, or a dense scratch buffer named `scratch` of the shape of a tensor."""
     dims = spec.dims_of(tensor)
     operand = spec.operand.get(tensor)
-    given = operand.strides if operand is not None and not pointer else None
+    given = operand.strides if operand is not None and not scratch else None
     strides = tuple(Const(s) for s in given) if given is not None else dense_strides(spec, dims)
     span = 1
     for dim, stride in zip(dims, strides, strict=True):
         step = stride.value if isinstance(stride, Const) else 1
         span += max(spec.extent(dim) - 1, 0) * int(step)
-    return Buffer(identifier(pointer or tensor), dtype or spec.dtype_of(tensor), dims, strides, span)
+    name = scratch or tensor
+    pointer = identifier(name)
+    if pointer in RESERVED:
+        pointer += "_"
+    return Buffer(pointer, dtype or spec.dtype_of(tensor), dims, strides, span, name)
 
 
 def operand_buffers(spec: KernelSpec) -> dict[str, Buffer]:
@@ -99,18 +103,14 @@ class File:
         if len(name) + len(joined) > 116:
             joined = (",\n" + " " * (len(name) + 1)).join(params)
         self.kernels.append(f"{head}{joined}) {{\n{kernel.writer.text}}}\n")
-        args = tuple(self._argument(kernel, t) for t in tensors) + tuple(f"#{s}" for s in symbolic)
+        args = tuple(kernel.buffers[t].argument for t in tensors) + tuple(f"#{s}" for s in symbolic)
         x, y, z = (*grid, 1, 1)[:3]
         self.launches.append(Launch(name, (x, y, z), (block, 1, 1), args))
-
-    def _argument(self, kernel: Kernel, tensor: str) -> str:
-        pointer = kernel.buffers[tensor].pointer
-        return next((name for name in self.task.spec.operand if identifier(name) == pointer), pointer)
 
     def _parameter(self, buffer: Buffer, written: bool) -> str:
         spec = self.task.spec
         aliased = {o.alias for o in spec.outputs if o.alias} | {o.name for o in spec.outputs if o.alias}
-        restrict = "" if buffer.pointer in {identifier(a) for a in aliased} else " __restrict__"
+        restrict = "" if buffer.argument in aliased else " __restrict__"
         return f"{'' if written else 'const '}{STORAGE_TYPE[buffer.dtype.name]}*{restrict} {buffer.pointer}"
 
     def candidate(self, emitter: str, schedule: str, knobs: Knobs) -> Candidate:

@@ -243,9 +243,9 @@ def _pow(h: Helpers, a: tuple[Val, ...], t: DType) -> Val:
 
 
 _LIBM = (
-    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf erfc atan2"
-).split()
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "atan2",
+)  # fmt: skip
 
 #: Primitive function -> its spelling, given converted arguments and the type in which it is evaluated.
 SPELLINGS: dict[str, Spell] = {

@@ -1,0 +1,126 @@
+"""Contractions: the emitter that picks between matrix cores, FMA tiles and the skinny kernel, and their knob spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from kvc.arch import ArchSpec, MatrixShape
+from kvc.backends.hip.gemm import FRAGMENT_BYTES, LANES, GemmKernel, Problem, Tiling
+from kvc.backends.hip.source import VERSION, Knobs, alias_problem
+from kvc.emitter import Candidate, Space, Support, Task
+from kvc.kernel import KernelSpec
+from kvc.patterns import Contraction, match_contraction
+
+MIN_MATRIX = 16  # from this size of M, N and K on, the matrix cores do the work
+MAX_CONFIGURATIONS = 48
+MAX_REGISTERS = 256  # a lane; more leaves one wave a SIMD
+_BLOCKS = (16, 32, 64, 128, 256)
+_WAVES = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+
+
+def problem_of(spec: KernelSpec) -> tuple[Contraction, Problem]:
+    pattern = match_contraction(spec)
+    assert isinstance(pattern, Contraction)
+    return pattern, Problem.of(spec, pattern)
+
+
+class ContractionEmitter:
+    """Tiled contraction. Knobs: BLOCK_M, BLOCK_N, BLOCK_K (tile), WAVES_M, WAVES_N (waves of a workgroup), MI_M (rows
+    of the matrix instruction; 0 for FMA)."""
+
+    name = "hip.contraction"
+    version = VERSION
+    schedule = "contraction"
+
+    def supports(self, task: Task) -> Support:
+        spec = task.spec
+        if not spec.is_static:
+            return Support(False, "sizes are symbolic")
+        pattern = match_contraction(spec)
+        problem = pattern if isinstance(pattern, str) else alias_problem(spec)
+        if problem:
+            return Support(False, problem)
+        assert isinstance(pattern, Contraction)
+        sizes = Problem.of(spec, pattern)
+        if not (sizes.m * sizes.n * sizes.k * sizes.batch):
+            return Support(False, "it sums nothing or gives nothing")
+        if sizes.m * sizes.n == 1:
+            return Support(False, "it is a plain dot product")
+        if any(o.alias is not None for o in spec.outputs):
+            return Support(False, "an output lies in an input that other workgroups may still read")
+        return Support(True)
+
+    def space(self, task: Task) -> Space:
+        _, problem = problem_of(task.spec)
+        tilings = list(_tilings(problem, task.arch))
+        tilings.sort(key=lambda t: _cycles(t, problem, task.arch))
+        return Space(tuple(t.knobs() for t in tilings[:MAX_CONFIGURATIONS]))
+
+    def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
+        pattern, _ = problem_of(task.spec)
+        yield GemmKernel(task, pattern, knobs).candidate(self.name, self.schedule, knobs)
+
+
+def _shapes(problem: Problem, arch: ArchSpec) -> list[MatrixShape | None]:
+    """Matrix instructions for the problem, the deepest of each height; [None] (FMA) where it has none or is small."""
+    if problem.accumulator.name != "f32" or min(problem.m, problem.n, problem.k) < MIN_MATRIX:
+        return [None]
+    first: dict[int, MatrixShape | None] = {}
+    for shape in arch.matrix_for(problem.tile.name):
+        first.setdefault(shape.m, shape)
+    return list(first.values()) or [None]
+
+
+def _tilings(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
+    """Every tiling that the GPU can hold and that does not exceed the problem by a whole block."""
+    for shape in _shapes(problem, arch):
+        fragment = FRAGMENT_BYTES // problem.tile.bytes
+        step = LANES // shape.m * fragment if shape else 8
+        depths = [d for d in (8, 16, 32, 64, 128) if d % step == 0]
+        for block_m, block_n, block_k, waves in product(
+            _BLOCKS if shape else (1, 2, 4, 8, *_BLOCKS[:4]), _BLOCKS, depths, _WAVES
+        ):
+            tiling = Tiling(block_m, block_n, block_k, *waves, shape)
+            if _fits(tiling, problem, arch):
+                yield tiling
+
+
+def _fits(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
+    unit = t.shape.m if t.shape else 8
+    if t.block_m % (t.waves_m * unit) or t.block_n % (t.waves_n * unit):
+        return False
+    # A block that is at least twice the problem wastes half its work.
+    smallest = (unit, unit, LANES // t.shape.m * FRAGMENT_BYTES // problem.tile.bytes if t.shape else 8)
+    blocks, sizes = (t.block_m, t.block_n, t.block_k), (problem.m, problem.n, problem.k)
+    if any(b >= 2 * n and b > s for b, n, s in zip(blocks, sizes, smallest, strict=True)):
+        return False
+    return (
+        t.threads <= arch.max_threads
+        and t.lds_bytes(problem.tile) <= arch.lds_bytes
+        and t.registers(problem.tile, problem.accumulator) <= MAX_REGISTERS
+    )
+
+
+def _cycles(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
+    """Rough cycles of the whole problem on one compute unit's share: arithmetic against LDS and cache traffic."""
+    tiles = -(-problem.m // t.block_m) * -(-problem.n // t.block_n) * problem.batch
+    depth = -(-problem.k // t.block_k) * t.block_k
+    waves = t.threads // LANES
+    resident = max(1, min(arch.lds_bytes // t.lds_bytes(problem.tile), 8 // waves or 1, -(-tiles // arch.cu_count)))
+    simds = min(arch.simds_per_cu, waves * resident)
+    if t.shape is not None:
+        rate = t.shape.m * t.shape.n * t.shape.k / t.shape.cycles * simds
+    else:
+        rate = 16.0 * simds / (problem.accumulator.bytes // 4)
+    arithmetic = t.block_m * t.block_n * depth / rate
+    traffic = (t.block_m + t.block_n) * depth * problem.tile.bytes / 64.0
+    latency = 600.0 * (depth // t.block_k) / resident
+    rounds = -(-tiles // arch.cu_count)
+    few_waves = 1.0 + 0.1 * max(0, 4 - waves)  # loads and barriers overlap better among several waves
+    return (
+        few_waves
+        * rounds
+        * (max(arithmetic, traffic, latency) + 0.2 * (arithmetic + traffic + latency) + 1000.0 / resident)
+    )

@@ -1,0 +1,356 @@
+"""The tiled contraction kernel: LDS tiles, register prefetch of the next tile, matrix cores or FMA, fused epilogue.
+
+Matrix cores: one instruction multiplies MI_M x MI_K by MI_K x MI_N. Lane l holds row (A) or column (B) l % MI_M and,
+within a step, the FRAGMENT consecutive depths that begin at FRAGMENT * (l / MI_M): one 16-byte LDS read. The order in
+which depths meet the instruction's own k does not matter, as long as it is the same for A and B. Of the result a lane
+holds column l % MI_M and, in register r, row 4 * GROUPS * (r / 4) + 4 * (l / MI_M) + r % 4, GROUPS = 64 / MI_M
+(AMD matrix instruction calculator, and the CDNA ISA documents' register layouts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvc.arch import ArchSpec, MatrixShape
+from kvc.backends.hip.codegen import Kernel, Scope, Unit
+from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
+from kvc.backends.hip.lanes import Lanes, Stores
+from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.tiles import Side, Tile, access_of, declare_batch, operand_dtype
+from kvc.dtypes import BF16, F16, F32, DType
+from kvc.emitter import Candidate, Knob, Task
+from kvc.kernel import Axis, Expr, KernelSpec, Load
+from kvc.patterns import Contraction
+
+LANES = 64  # of a wave as the matrix instructions count them; also the tiling of the path without them
+FRAGMENT_BYTES = 16  # one LDS read a lane
+LDS_PAD_BYTES = 16  # between rows of a tile, so that equal depths of neighbouring rows fall into different banks
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a contraction costs: extents, element types, and how its operands move."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    tile: DType  # element type of both tiles
+    accumulator: DType
+    a: Side
+    b: Side
+
+    @staticmethod
+    def of(spec: KernelSpec, pattern: Contraction) -> Problem:
+        a = Side("a", pattern.a, pattern.m, pattern.batch, pattern.k)
+        b = Side("b", pattern.b, pattern.n, pattern.batch, pattern.k)
+        accumulator = pattern.stmt.dtype.compute
+        kinds = {operand_dtype(spec, a.expr), operand_dtype(spec, b.expr)}
+        # 16-bit tiles only where both operands hold nothing finer; mixed ones meet in the accumulator's type.
+        narrow = accumulator is F32 and len(kinds) == 1 and kinds <= {F16, BF16}
+        sizes = (domain_size(spec, axes) for axes in (pattern.batch, pattern.m, pattern.n, pattern.k))
+        return Problem(*sizes, kinds.pop() if narrow else accumulator, accumulator, a, b)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Knob values, and what follows from them. `shape` None: FMA, each thread MICRO_M x MICRO_N results."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    waves_m: int
+    waves_n: int
+    shape: MatrixShape | None
+
+    @staticmethod
+    def of(knobs: Knobs, arch: ArchSpec, tile: DType) -> Tiling:
+        given = dict(knobs)
+        m = int(given["MI_M"])
+        shape = next((s for s in arch.matrix_for(tile.name) if s.m == m), None) if m else None
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WAVES_M", "WAVES_N")
+        block_m, block_n, block_k, waves_m, waves_n = (int(given[name]) for name in names)
+        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape)
+
+    @property
+    def threads(self) -> int:
+        return self.waves_m * self.waves_n * LANES
+
+    def knobs(self) -> tuple[tuple[str, Knob], ...]:
+        return (
+            ("BLOCK_M", self.block_m), ("BLOCK_N", self.block_n), ("BLOCK_K", self.block_k),
+            ("WAVES_M", self.waves_m), ("WAVES_N", self.waves_n), ("MI_M", self.shape.m if self.shape else 0),
+        )  # fmt: skip
+
+    def lds_bytes(self, tile: DType) -> int:
+        if self.shape is not None:
+            return (self.block_m + self.block_n) * (self.block_k * tile.bytes + LDS_PAD_BYTES)
+        return self.block_k * ((self.block_m + self.block_n) * tile.bytes + 2 * LDS_PAD_BYTES)
+
+    def registers(self, tile: DType, accumulator: DType) -> int:
+        """Estimate of 32-bit registers a lane: accumulators, staged tiles, fragments, addresses."""
+        words = accumulator.bytes // 4
+        results = self.block_m * self.block_n // self.threads * words
+        staged = (self.block_m + self.block_n) * self.block_k * tile.bytes // 4 // self.threads
+        if self.shape is None:
+            return results + staged + (self.block_m // 16 + self.block_n // 16) * words + 32
+        tiles = self.block_m // self.waves_m // self.shape.m + self.block_n // self.waves_n // self.shape.m
+        return results + staged + tiles * FRAGMENT_BYTES // 4 + 48
+
+
+class GemmKernel:
+    """Writes one tiled contraction."""
+
+    def __init__(self, task: Task, pattern: Contraction, knobs: Knobs) -> None:
+        self.task, self.spec, self.pattern = task, task.spec, pattern
+        self.problem = Problem.of(self.spec, pattern)
+        self.tiling = Tiling.of(knobs, task.arch, self.problem.tile)
+        self.file = File(task, Unit(self.spec))
+        buffers = operand_buffers(self.spec)
+        wide = needs_wide(self.spec, buffers, self.problem.m * self.problem.n * self.problem.batch)
+        self.kernel = Kernel(self.file.unit, buffers, wide, (o.name for o in self.spec.inputs))
+        self.kernel.names.taken |= {"i", "j", "r"}
+        declare_batch(self.kernel, pattern.batch)
+        k_major = self.tiling.shape is not None
+        self.a, self.b = (
+            Tile(self.kernel, s, access_of(self.spec, self.kernel, s, self.problem.tile), self.problem.tile, k_major)
+            for s in (self.problem.a, self.problem.b)
+        )
+
+    def candidate(self, emitter: str, schedule: str, knobs: Knobs) -> Candidate:
+        self._constants()
+        self._place()
+        writer = self.kernel.writer
+        for tile in (self.a, self.b):
+            writer.line(f"__shared__ alignas(16) {tile.element} {tile.small}_tile[{tile.lds_elements()}];")
+        for tile in (self.a, self.b):
+            tile.write_load()
+            tile.write_store()
+        self._accumulators()
+        self._main_loop()
+        self._epilogue()
+        t, p = self.tiling, self.problem
+        blocks = -(-p.m // t.block_m) * -(-p.n // t.block_n) * p.batch
+        outputs = [o.name for o in self.spec.outputs]
+        self.file.add(self.kernel, self.spec.name, (blocks,), t.threads, outputs, "THREADS")
+        return self.file.candidate(emitter, schedule, knobs)
+
+    # ------------------------------------------------------------ constants
+    def _constants(self) -> None:
+        t, p = self.tiling, self.problem
+        kind = self.kernel.index_type
+        lines = [
+            f"constexpr {kind} M = {p.m};  // {', '.join(self.pattern.m) or 'no axis'}",
+            f"constexpr {kind} N = {p.n};  // {', '.join(self.pattern.n) or 'no axis'}",
+            f"constexpr {kind} K = {p.k};  // {', '.join(self.pattern.k)}",
+            f"constexpr int BLOCK_M = {t.block_m};  // results a workgroup: BLOCK_M x BLOCK_N",
+            f"constexpr int BLOCK_N = {t.block_n};",
+            f"constexpr int BLOCK_K = {t.block_k};  // depth of a tile in LDS",
+            "constexpr int TILES_M = (M + BLOCK_M - 1) / BLOCK_M;",
+            "constexpr int TILES_N = (N + BLOCK_N - 1) / BLOCK_N;",
+        ]
+        lines += self._matrix_constants(t.shape) if t.shape is not None else self._fma_constants()
+        lines += [*self.a.constants(), *self.b.constants()]
+        pad = f"{LDS_PAD_BYTES} / sizeof({self.a.element})"
+        for tile in (self.a, self.b):
+            length = "BLOCK_K" if tile.k_major else tile.block
+            lines.append(f"constexpr int {tile.big}_STRIDE = {length} + {pad};  // of {tile.big}'s tile, padded")
+        self.file.head += lines
+
+    def _matrix_constants(self, shape: MatrixShape) -> list[str]:
+        t, fragment = self.tiling, FRAGMENT_BYTES // self.problem.tile.bytes
+        return [
+            f"constexpr int WAVES_M = {t.waves_m};  // waves of a workgroup: WAVES_M x WAVES_N",
+            f"constexpr int WAVES_N = {t.waves_n};",
+            f"constexpr int LANES = {LANES};",
+            "constexpr int THREADS = WAVES_M * WAVES_N * LANES;",
+            f"constexpr int MI = {shape.m};  // rows and columns of one matrix instruction",
+            "constexpr int GROUPS = LANES / MI;  // of lanes that hold different depths",
+            f"constexpr int FRAGMENT = {fragment};  // consecutive depths a lane reads at once",
+            "constexpr int FRAGMENTS_M = BLOCK_M / (WAVES_M * MI);  // results a wave, in instructions",
+            "constexpr int FRAGMENTS_N = BLOCK_N / (WAVES_N * MI);",
+            "constexpr int RESULTS = MI * MI / LANES;  // a lane and instruction",
+        ]
+
+    def _fma_constants(self) -> list[str]:
+        t = self.tiling
+        return [
+            f"constexpr int THREADS_M = {t.waves_m * 8};  // threads of a workgroup: THREADS_M x THREADS_N",
+            f"constexpr int THREADS_N = {t.waves_n * 8};",
+            "constexpr int THREADS = THREADS_M * THREADS_N;",
+            "constexpr int MICRO_M = BLOCK_M / THREADS_M;  // results a thread: MICRO_M x MICRO_N",
+            "constexpr int MICRO_N = BLOCK_N / THREADS_N;",
+        ]
+
+    # ------------------------------------------------------------ the body
+    def _place(self) -> None:
+        """Which tile of which batch this workgroup owns, and where a thread stands in it."""
+        kind = self.kernel.index_type
+        lines = [
+            "const int thread = threadIdx.x;",
+            f"const {kind} m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;",
+            f"const {kind} n0 = blockIdx.x % TILES_N * BLOCK_N;",
+        ]
+        if self.pattern.batch:
+            lines.append(f"const {kind} batch = blockIdx.x / (TILES_M * TILES_N);")
+        if self.tiling.shape is not None:
+            lines += [
+                "const int lane = thread % LANES;",
+                "const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave",
+                "const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column",
+            ]
+        else:
+            lines += ["const int thread_m = thread / THREADS_N;", "const int thread_n = thread % THREADS_N;"]
+        self.kernel.writer.extend(lines)
+
+    def _accumulators(self) -> None:
+        writer, kind = self.kernel.writer, COMPUTE_TYPE[self.problem.accumulator.name]
+        if self.tiling.shape is None:
+            writer.line(f"{kind} acc[MICRO_M][MICRO_N] = {{}};")
+            return
+        self.kernel.helpers.add("Fragment", _matrix_types(self.tiling.shape, self.problem.tile))
+        writer.line("Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};")
+
+    def _main_loop(self) -> None:
+        writer = self.kernel.writer
+        writer.line("load_a(0);")
+        writer.line("load_b(0);")
+        with writer.block(f"for ({self.kernel.index_type} k0 = 0; k0 < K; k0 += BLOCK_K)"):
+            writer.line("store_a();")
+            writer.line("store_b();")
+            writer.line("__syncthreads();")
+            with writer.block("if (k0 + BLOCK_K < K)"):
+                writer.line("load_a(k0 + BLOCK_K);  // the next tile is on its way while this one is used")
+                writer.line("load_b(k0 + BLOCK_K);")
+            if self.tiling.shape is None:
+                self._fma_step()
+            else:
+                writer.line("#if KVC_HAS_MFMA")
+                self._matrix_step(self.tiling.shape)
+                writer.line("#else")
+                self._plain_step()
+                writer.line("#endif")
+            writer.line("__syncthreads();")
+
+    def _matrix_step(self, shape: MatrixShape) -> None:
+        writer = self.kernel.writer
+        writer.line("#pragma unroll")
+        with writer.block("for (int k = 0; k < BLOCK_K; k += GROUPS * FRAGMENT)"):
+            writer.line("const int depth = k + lane / MI * FRAGMENT;")
+            for tile, count, first in ((self.a, "FRAGMENTS_M", "wave_m"), (self.b, "FRAGMENTS_N", "wave_n")):
+                at = tile.lds_index(f"({first} + i * MI + lane % MI)", "depth")
+                writer.line(f"Fragment {tile.small}_part[{count}];")
+                writer.line("#pragma unroll")
+                writer.line(f"for (int i = 0; i < {count}; ++i)")
+                read = f"*reinterpret_cast<const Fragment*>(&{tile.small}_tile[{at}])"
+                writer.line(f"  {tile.small}_part[i] = {read};")
+            writer.line("#pragma unroll")
+            writer.line("for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)")
+            writer.line("  #pragma unroll")
+            writer.line("  for (int i = 0; i < FRAGMENTS_M; ++i)")
+            writer.line("    #pragma unroll")
+            writer.line("    for (int j = 0; j < FRAGMENTS_N; ++j)")
+            call = f"{shape.builtin}(\n"
+            writer.line(f"      acc[i][j] = {call}".rstrip())
+            writer.line("          a_part[i].step[step], b_part[j].step[step], acc[i][j], 0, 0, 0);")
+
+    def _plain_step(self) -> None:
+        """The same results in the same lanes without matrix instructions."""
+        writer = self.kernel.writer
+        kind = COMPUTE_TYPE[self.problem.accumulator.name]
+        with writer.block("for (int k = 0; k < BLOCK_K; ++k)"), writer.block("for (int i = 0; i < FRAGMENTS_M; ++i)"):
+            writer.line("#pragma unroll")
+            with writer.block("for (int r = 0; r < RESULTS; ++r)"):
+                at = self.a.lds_index("(wave_m + i * MI + result_row(lane, r))", "k")
+                writer.line(f"const {kind} a_value = {from_storage(f'a_tile[{at}]', self.problem.tile).text};")
+                with writer.block("for (int j = 0; j < FRAGMENTS_N; ++j)"):
+                    at = self.b.lds_index("(wave_n + j * MI + lane % MI)", "k")
+                    writer.line(f"acc[i][j][r] += a_value * {from_storage(f'b_tile[{at}]', self.problem.tile).text};")
+
+    def _fma_step(self) -> None:
+        writer, kind = self.kernel.writer, COMPUTE_TYPE[self.problem.accumulator.name]
+        writer.line("#pragma unroll 4")
+        with writer.block("for (int k = 0; k < BLOCK_K; ++k)"):
+            for tile, count, at in (
+                (self.a, "MICRO_M", "thread_m + i * THREADS_M"), (self.b, "MICRO_N", "thread_n + i * THREADS_N")
+            ):  # fmt: skip
+                element = from_storage(f"{tile.small}_tile[{tile.lds_index(at, 'k')}]", self.problem.tile)
+                writer.line(f"{kind} {tile.small}_part[{count}];")
+                writer.line("#pragma unroll")
+                writer.line(f"for (int i = 0; i < {count}; ++i) {tile.small}_part[i] = {element.text};")
+            writer.line("#pragma unroll")
+            writer.line("for (int i = 0; i < MICRO_M; ++i)")
+            writer.line("  #pragma unroll")
+            writer.line("  for (int j = 0; j < MICRO_N; ++j) acc[i][j] += a_part[i] * b_part[j];")
+
+    # ------------------------------------------------------------ the epilogue
+    def _epilogue(self) -> None:
+        """Every pointwise statement on the results, in registers, then the stores."""
+        kernel, writer, kind = self.kernel, self.kernel.writer, self.kernel.index_type
+        row, column = kernel.axis("m", self.problem.m), kernel.axis("n", self.problem.n)
+        m, n = kernel.axis_text[row.name], kernel.axis_text[column.name]
+        matrix = self.tiling.shape is not None
+        counts = ("FRAGMENTS_M", "FRAGMENTS_N") if matrix else ("MICRO_M", "MICRO_N")
+        at_n = "wave_n + j * MI + lane % MI" if matrix else "thread_n + j * THREADS_N"
+        at_m = "wave_m + i * MI + result_row(lane, r)" if matrix else "thread_m + i * THREADS_M"
+        writer.line("#pragma unroll")
+        with writer.block(f"for (int j = 0; j < {counts[1]}; ++j)"):
+            writer.line(f"const {kind} {n} = n0 + {at_n};")
+            if self.problem.n % self.tiling.block_n:
+                writer.line(f"if ({n} >= N) continue;")
+            writer.line("#pragma unroll")
+            with writer.block(f"for (int i = 0; i < {counts[0]}; ++i)"):
+                if matrix:
+                    writer.line("#pragma unroll")
+                    with writer.block("for (int r = 0; r < RESULTS; ++r)"):
+                        self._result(f"m0 + {at_m}", m, row, column, "acc[i][j][r]")
+                else:
+                    self._result(f"m0 + {at_m}", m, row, column, "acc[i][j]")
+
+    def _result(self, at_m: str, m: str, row: Axis, column: Axis, result: str) -> None:
+        kernel, pattern = self.kernel, self.pattern
+        kernel.writer.line(f"const {kernel.index_type} {m} = {at_m};")
+        if self.problem.m % self.tiling.block_m:
+            kernel.writer.line(f"if ({m} >= M) continue;")
+        point: dict[str, Expr] = kernel.split(row, pattern.m) | kernel.split(column, pattern.n)
+        if pattern.batch:
+            point |= kernel.split(Axis("batch#"), pattern.batch)
+        scope = Scope(kernel, point)
+        stmt = pattern.stmt
+        value = rounded(Val(result, self.problem.accumulator), stmt.dtype)
+        key = Load(stmt.target, scope.index_of(stmt))
+        scope.remember(key, value if value.text == result else scope.name(stmt.target, value))
+        outputs = [self.spec.stmt[o.name] for o in self.spec.outputs]
+        stores = Stores(scope, Lanes(None, 1), outputs)
+        values = [(s, scope.final(s)) for s in outputs]
+        for s, v in values:
+            stores.put(scope, s, v)
+
+
+_MATRIX_TYPES = """\
+#if KVC_HAS_MFMA
+constexpr int MI_DEPTH = {depth};  // depths a lane gives to one instruction
+typedef {operand};
+typedef float Results __attribute__((ext_vector_type({results})));
+struct alignas(16) Fragment {{
+  Operand step[FRAGMENT / MI_DEPTH];
+}};
+#else
+typedef float Results[RESULTS];
+#endif
+
+// The row of a lane's r-th result within one instruction; its column is lane % MI.
+__device__ __forceinline__ int result_row(int lane, int r) {{
+  return r / 4 * (4 * GROUPS) + lane / MI * 4 + r % 4;
+}}
+"""
+
+
+def _matrix_types(shape: MatrixShape, tile: DType) -> str:
+    """Register types of one matrix instruction. The first bfloat16 instructions take their operands as shorts."""
+    depth = shape.m * shape.k // LANES
+    scalar = {"f32": "float", "f16": "_Float16", "bf16": "short" if shape.builtin.endswith("_1k") else "__bf16"}[
+        tile.name
+    ]
+    operand = f"{scalar} Operand" + (f" __attribute__((ext_vector_type({depth})))" if depth > 1 else "")
+    return _MATRIX_TYPES.format(depth=depth, operand=operand, results=shape.m * shape.n // LANES)
