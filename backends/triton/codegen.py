@@ -14,444 +14,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from kvc.dtypes import BOOL, F32, F64, I32, I64, DType, promote
-from kvc.functions import COMBINES, FUNCTIONS, Function
+from kvc.dtypes import BOOL, I32, DType
+from kvc.functions import COMBINES, FUNCTIONS
 from kvc.kernel import (
     Axis,
     Call,
-    Cast,
     Const,
     Expr,
     Extent,
-    KernelSpec,
-    Load,
-    Operand,
     Reduce,
-    Size,
     Stmt,
-    axes_of,
     call,
-    lift,
     substitute,
 )
-from kvc.simplify import IndexAlgebra
 
-from .source import KernelText
-from .spelling import ADD, ATOM, BIT_AND, COMPARE, MUL, TL, UNARY, infix, spelling
-
-LINE = 96  # longer expressions are cut at a named local
-UNROLL_POINTS = 32  # a loop nest of at most this many points is unrolled by the compiler
+from .index import LINE, UNROLL_POINTS, Physical, V, identity_of, literal_text, typed_literal
+from .spelling import ADD, ATOM, BIT_AND, TL
+from .values import ValueScope
 
 
-@dataclass(frozen=True)
-class V:
-    """A value as text. `type` is its physical type (a compute type); `literal` holds the constant while it is still
-    weakly typed; `axes` are the physical axes it depends on."""
-
-    text: str
-    strength: int
-    type: DType
-    axes: frozenset[str] = frozenset()
-    literal: bool | int | float | None = None
-
-    def at(self, strength: int) -> str:
-        """The text, in parentheses where it binds less than `strength`."""
-        return self.text if self.strength >= strength else f"({self.text})"
-
-
-@dataclass(frozen=True)
-class Physical:
-    """A physical axis: its local, the mask that says where it is inside, and whether it is a Python constant."""
-
-    text: str
-    strength: int = ATOM
-    mask: str = ""
-    constant: bool = False
-
-
-def literal_text(value: bool | int | float) -> str:
-    """A Python literal that Triton accepts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        name = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-        return f'float("{name}")'
-    return repr(value)
-
-
-def typed_literal(value: bool | int | float, dtype: DType) -> bool | int | float:
-    """The literal as it is in another type."""
-    if dtype is BOOL:
-        return bool(value)
-    return float(value) if dtype.is_float else int(value)
-
-
-def identity_of(op: str, dtype: DType) -> bool | int | float:
-    """The start value of a combine function in a compute type."""
-    value = COMBINES[op].identity
-    if value == "lowest":
-        return -math.inf if dtype.is_float else -(2 ** (dtype.bits - 1)) if dtype is not BOOL else False
-    if value == "highest":
-        return math.inf if dtype.is_float else 2 ** (dtype.bits - 1) - 1 if dtype is not BOOL else True
-    assert not isinstance(value, str)
-    return typed_literal(value, dtype)
-
-
-class Scope:
-    """See the module. `lines` is where its text goes; a child of a loop has lines of its own."""
-
-    def __init__(self, kernel: KernelText, parent: Scope | None = None, lines: list[str] | None = None) -> None:
-        self.kernel = kernel
-        self.parent = parent
-        self.lines: list[str] = kernel.lines if parent is None else lines if lines is not None else []
-        self.physical: dict[str, Physical] = {}
-        self.memo: dict[object, V] = {}
-        self.fill: dict[object, float] = {} if parent is None else parent.fill  # what loads give outside the block
-        self.shape: tuple[str, ...] = parent.shape if parent is not None else ()
-        if parent is None:
-            self.env: dict[str, Expr] = {}
-            self.sizes: dict[str, Size] = dict(kernel.spec.size)
-            self.wide = False
-        else:
-            self.env = dict(parent.env)
-            self.sizes = dict(parent.sizes)
-            self.wide = parent.wide
-        self.algebra = IndexAlgebra(self.sizes)
-
-    # ------------------------------------------------------------ scopes
-    @property
-    def spec(self) -> KernelSpec:
-        return self.kernel.spec
-
-    def child(self, *, inline: bool = False) -> Scope:
-        """A scope inside this one: the body of a loop, or (inline) more bindings at the same place."""
-        return Scope(self.kernel, self, self.lines if inline else None)
-
-    def emit(self, line: str) -> None:
-        self.lines.append(line)
-
-    def close(self, header: str, child: Scope) -> None:
-        """Write a loop whose body is `child`."""
-        self.lines.append(header)
-        self.lines += ["    " + line if line else "" for line in child.lines]
-
-    def bind(self, name: str, size: int | None, physical: Physical) -> Axis:
-        """Declare a physical axis of an extent (None: unknown), and give it."""
-        self.sizes[name] = Size(name, size)
-        self.physical[name] = physical
-        self.env.pop(name, None)
-        return Axis(name)
-
-    def place(self, axes: dict[str, Expr]) -> None:
-        """Say where axes of the spec are: index expressions over physical axes."""
-        self.env.update(axes)
-
-    def chain(self) -> list[Scope]:
-        """This scope and those around it, inmost first."""
-        scope: Scope | None = self
-        found = []
-        while scope is not None:
-            found.append(scope)
-            scope = scope.parent
-        return found
-
-    def binding(self, name: str) -> Physical:
-        for scope in self.chain():
-            if name in scope.physical:
-                return scope.physical[name]
-        raise KeyError(name)
-
-    def home(self, axes: Iterable[str]) -> Scope:
-        """The outermost scope in which all these physical axes are bound."""
-        needed = set(axes)
-        home = self
-        for scope in self.chain():
-            home = scope
-            if needed & set(scope.physical):
-                return home
-        return home
-
-    def recall(self, key: object) -> V | None:
-        for scope in self.chain():
-            if key in scope.memo:
-                return scope.memo[key]
-        return None
-
-    def keep(self, key: object, stem: str, value: V) -> V:
-        """Put a value into a named local of this scope."""
-        name = self.kernel.fresh(stem)
-        self.emit(f"{name} = {value.text}")
-        self.memo[key] = V(name, ATOM, value.type, value.axes)
-        return self.memo[key]
-
-    # ------------------------------------------------------------ indices
-    def resolved(self, index: Expr) -> Expr:
-        """An index over axes of the spec as a simple one over physical axes."""
-        return self.algebra.index(substitute(index, self.env))
-
-    def physical_axes(self, exprs: Iterable[Expr]) -> frozenset[str]:
-        """Physical axes that expressions over axes of the spec depend on."""
-        return frozenset(name for expr in exprs for name in axes_of(self.resolved(expr)))
-
-    def index(self, expr: Expr) -> V:
-        """An integer expression over axes of the spec. It is i32 (i64 in a wide kernel), except through loads."""
-        return self._index(self.resolved(expr))
-
-    def _index(self, expr: Expr) -> V:
-        """The same, for an expression that is already over physical axes."""
-        local = self.recall(("local", expr))
-        if local is not None:
-            return local
-        match expr:
-            case Const(value):
-                return V(repr(value), ATOM if value >= 0 else UNARY, self.integer, literal=int(value))
-            case Axis(name):
-                at = self.binding(name)
-                return V(at.text, at.strength, self.integer, frozenset({name}))
-            case Extent(name):
-                size = self.spec.size[name].size
-                return V(self.kernel.extent(name), ATOM, I64) if size is None else self._index(Const(size))
-            case Call("floordiv" | "mod", _):
-                return self._division(expr)
-            case Call("neg", (arg,)):
-                inner = self._index(arg)
-                return replace(inner, text=f"-{inner.at(UNARY)}", strength=UNARY, literal=None)
-            case Call("add" | "sub" | "mul" as fn, (a, b)):
-                sign, level = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL)}[fn]
-                left, right = self._index(a), self._index(b)
-                text = f"{left.at(level)} {sign} {right.at(level + 1)}"
-                return V(text, level, promote(left.type, right.type), left.axes | right.axes)
-            case Call("minimum" | "maximum" as fn, (a, b)):
-                left, right = self._index(a), self._index(b)
-                return V(f"tl.{fn}({left.text}, {right.text})", ATOM, promote(left.type, right.type), left.axes | right.axes)
-        return self.resolved_value(expr)
-
-    @property
-    def integer(self) -> DType:
-        return I64 if self.wide else I32
-
-    def _division(self, expr: Call) -> V:
-        """A quotient or remainder, in a named local."""
-        known = self.recall(expr)
-        if known is not None:
-            return known
-        home = self.home(axes_of(expr))
-        stem = next((axis for axis, at in self.env.items() if at == expr), "q" if expr.fn == "floordiv" else "r")
-        a, b = (home._index(arg) for arg in expr.args)
-        axes = a.axes | b.axes
-        kind = promote(a.type, b.type)
-        if self.non_negative(expr.args[0]) and self.non_negative(expr.args[1]):
-            sign = "//" if expr.fn == "floordiv" else "%"
-            text = f"{a.at(MUL)} {sign} {b.at(UNARY)}"
-        else:
-            helper = "int_floor_divide" if expr.fn == "floordiv" else "int_remainder"
-            text = f"{self.kernel.file.helper(helper)}({a.text}, {b.text})"
-        return home.keep(expr, stem, V(text, MUL, kind, axes))
-
-    def non_negative(self, expr: Expr) -> bool:
-        """Whether an index is never negative; sizes are not, whatever they are."""
-        if self.algebra.interval(expr)[0] >= 0:
-            return True
-        match expr:
-            case Extent():
-                return True
-            case Call("add" | "mul" | "floordiv" | "mod" | "minimum", args):
-                return all(self.non_negative(a) for a in args)
-        return False
-
-    # ------------------------------------------------------------ values
-    def value(self, expr: Expr) -> V:
-        """A block of values of an expression over axes of the spec, in its compute type."""
-        match expr:
-            case Const(value):
-                kind = BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F32
-                text = literal_text(value)
-                return V(text, UNARY if text.startswith("-") else ATOM, kind, literal=value)
-            case Load(tensor, index, other):
-                return self.load(tensor, index, other)
-            case Cast(dtype, arg):
-                return self.round(self.value(arg), dtype)
-            case Axis() | Extent():
-                return self._integer_value(expr)
-            case Call(fn, args):
-                if self.algebra.is_index(expr) and not all(isinstance(a, Const) for a in args):
-                    return self._integer_value(expr)
-                return self._call(FUNCTIONS[fn], args)
-        raise TypeError(f"not an expression: {expr!r}")
-
-    def resolved_value(self, expr: Expr) -> V:
-        """The value of an expression that is already over physical axes."""
-        free = Scope(self.kernel, self, self.lines)
-        free.env = {}
-        return free.value(expr)
-
-    def _integer_value(self, expr: Expr) -> V:
-        """An index used as a value: 64-bit arithmetic where 32 bits might not do."""
-        resolved = self.resolved(expr)
-        low, high = self.algebra.interval(resolved)
-        if self.wide or (low >= -(2**31) and high < 2**31):
-            value = self._index(resolved)
-            if value.literal is not None:
-                return replace(value, type=I64)
-            constant = value.axes and all(self.binding(a).constant for a in value.axes)
-            return V(f"tl.full((), {value.text}, tl.int32)", ATOM, I32, value.axes) if constant else value
-        return self._widened(resolved)
-
-    def _widened(self, expr: Expr) -> V:
-        """The same arithmetic with every axis in 64 bits."""
-        match expr:
-            case Axis():
-                return self.to(self._integer_value(expr), I64)
-            case Call("add" | "sub" | "mul" as fn, (a, b)):
-                left, right = self._widened(a), self._widened(b)
-                sign, level = infix(fn, I64) or ("", ATOM)
-                text = f"{left.at(level)} {sign} {right.at(level + 1)}"
-                return V(text, level, I64, left.axes | right.axes)
-        return self.to(self._index(expr), I64)
-
-    def to(self, value: V, dtype: DType) -> V:
-        """The value in another compute type; exact where that type is wider."""
-        if value.literal is not None:
-            number = typed_literal(value.literal, dtype)
-            text = literal_text(number)
-            return V(text, UNARY if text.startswith("-") else ATOM, dtype, literal=number)
-        if value.type is dtype:
-            return value
-        if dtype is BOOL:
-            return V(f"{value.at(COMPARE + 1)} != 0", COMPARE, BOOL, value.axes)
-        return V(f"{value.at(ATOM)}.to({TL[dtype.name]})", ATOM, dtype, value.axes)
-
-    def strong(self, value: V, dtype: DType) -> V:
-        """The value as a tensor of the type, also where it is a literal."""
-        cast = self.to(value, dtype)
-        if cast.literal is None:
-            return cast
-        return V(f"tl.full((), {cast.text}, {TL[dtype.name]})", ATOM, dtype)
-
-    def round(self, value: V, dtype: DType) -> V:
-        """What a value is after it was stored as `dtype` and read again: in that type's compute type."""
-        compute = dtype.compute
-        if dtype is compute:
-            return self.to(value, dtype)
-        if value.literal is not None and not dtype.is_float:
-            value = self.strong(value, compute)
-        value = self.to(value, compute) if not (dtype.is_integer and value.type.is_integer) else value
-        value = self.strong(value, compute) if value.literal is not None else value
-        text = f"{value.at(ATOM)}.to({TL[dtype.name]}).to({TL[compute.name]})"
-        return V(text, ATOM, compute, value.axes)
-
-    # ------------------------------------------------------------ calls
-    def _call(self, function: Function, args: tuple[Expr, ...]) -> V:
-        if function.name == "pow" and args[1] in (Const(2), Const(2.0)):
-            return self._square(args[0])
-        values = [self.value(a) for a in args]
-        if function.result == "select":
-            return self._select(values, args)
-        result = self.spec.type_of(Call(function.name, args))
-        joined = self.spec.type_of(call("add", *args)) if len(args) == 2 else self.spec.type_of(args[0])
-        operand = result if function.result in ("float", "same") else joined
-        if function.name in ("and", "or", "not"):
-            operand = BOOL
-        if all(v.literal is not None for v in values):
-            values[0] = self.strong(values[0], operand)
-        if not self._narrow_integers(function, values):
-            values = [self.to(v, operand) for v in values]
-        else:
-            operand = I32
-        if function.expand is not None:
-            return self._composite(function, values, operand)
-        return self._primitive(function, values, operand, BOOL if function.result == "bool" else operand)
-
-    def _square(self, arg: Expr) -> V:
-        """pow(x, 2): one product, exactly what a correctly rounded pow gives."""
-        base = self._named(self.strong(self.value(arg), self.spec.type_of(arg)), "v")
-        return self._joined("{0} * {1}", MUL, [base, base], base.type)
-
-    @staticmethod
-    def _narrow_integers(function: Function, values: list[V]) -> bool:
-        """Whether 32-bit operands of a function that cannot overflow may stay as they are."""
-        safe = function.result == "bool" or function.name in ("minimum", "maximum", "mod", "floordiv")
-        return safe and all(
-            v.type is I32 or (isinstance(v.literal, int) and not isinstance(v.literal, bool) and abs(v.literal) < 2**31)
-            for v in values
-        )
-
-    def _select(self, values: list[V], args: tuple[Expr, ...]) -> V:
-        kind = self.spec.type_of(Call("where", args))
-        if all(v.type is I32 for v in values[1:]):
-            kind = I32
-        condition = self.to(values[0], BOOL)
-        yes, no = (self._argument(self.to(v, kind)) for v in values[1:])
-        if yes.literal is not None and no.literal is not None:
-            yes = self.strong(yes, kind)
-        return self._joined("tl.where({0}, {1}, {2})", ATOM, [condition, yes, no], kind)
-
-    def _argument(self, value: V) -> V:
-        """A value as an argument of a tl function, which takes Python floats as f32."""
-        precise = value.type in (F64, I64) and value.literal is not None
-        return self.strong(value, value.type) if precise else value
-
-    def _primitive(self, function: Function, values: list[V], operand: DType, result: DType) -> V:
-        operator = infix(function.name, operand)
-        if operator is not None:
-            sign, level = operator
-            # Comparisons do not chain; the others associate to the left.
-            left = values[0] if values[0].strength >= level + (level == COMPARE) else self._in_parentheses(values[0])
-            right = values[1] if values[1].strength > level else self._in_parentheses(values[1])
-            return self._joined(f"{{0}} {sign} {{1}}", level, [left, right], result)
-        how = spelling(function.name, operand, self.kernel.file.task.numerics)
-        if how.libdevice:
-            self.kernel.file.use_libdevice()
-        for helper in how.helpers:
-            self.kernel.file.helper(helper)
-        arguments = [self._argument(v) for v in values]
-        if how.atoms:
-            arguments = [v if v.strength >= UNARY else self._in_parentheses(v) for v in arguments]
-            if how.template.count("{0}") > 1:
-                arguments = [self._named(arguments[0], "v")]
-        return self._joined(how.template, how.strength, arguments, result)
-
-    @staticmethod
-    def _in_parentheses(value: V) -> V:
-        return replace(value, text=f"({value.text})", strength=ATOM)
-
-    def _joined(self, template: str, strength: int, values: list[V], kind: DType) -> V:
-        """A template over texts, with the longest argument in a local where the line gets too long."""
-        while sum(len(v.text) for v in values) + len(template) > LINE:
-            longest = max(range(len(values)), key=lambda n: len(values[n].text))
-            if len(values[longest].text) < 24:
-                break
-            values = [self._named(v, "v") if n == longest else v for n, v in enumerate(values)]
-        axes = frozenset().union(*(v.axes for v in values))
-        return V(template.format(*(v.text for v in values)), strength, kind, axes)
-
-    def _named(self, value: V, stem: str) -> V:
-        """The value in a local of this scope."""
-        if value.text.isidentifier():
-            return value
-        text = value.text[1:-1] if value.text.startswith("(") and _encloses(value.text) else value.text
-        name = self.kernel.fresh(stem)
-        self.emit(f"{name} = {text}")
-        return replace(value, text=name, strength=ATOM)
-
-    def _composite(self, function: Function, values: list[V], operand: DType) -> V:
-        """A call of the helper function made from a composite's meaning."""
-        assert function.expand is not None
-        file = self.kernel.file
-        name = function.name if operand is F32 else f"{function.name}_{operand.name}"
-        if not file.has_helper(name):
-            parameters = [chr(ord("x") + n) for n in range(function.arity)]
-            scalars = tuple(Operand(p, operand, ()) for p in parameters)
-            text = KernelText(file, name, KernelSpec(name, (), scalars, (), ()), frozenset())
-            scope = Scope(text)
-            for p in parameters:
-                scope.memo[(p, (), None)] = V(p, ATOM, operand)
-            result = scope.value(lift(function.expand(*(Load(p, ()) for p in parameters))))
-            lines = ["@triton.jit", f"def {name}({', '.join(parameters)}):"]
-            lines += [f"    {line}" for line in (*text.lines, f"return {result.text}")]
-            file.define_helper(name, "\n".join(lines))
-        arguments = ", ".join(["{%d}" % n for n in range(len(values))])
-        return self._joined(f"{name}({arguments})", ATOM, values, operand)
+class Scope(ValueScope):
+    """See the module: tensors read, computed, reduced and stored."""
 
     # ------------------------------------------------------------ tensors
     def load(self, tensor: str, index: tuple[Expr, ...], other: Const | None) -> V:
@@ -483,7 +68,12 @@ class Scope:
             return f"tl.load({pointer})"
         outside = typed_literal(other.value if other is not None else fill or 0, dtype.compute)
         fallback = literal_text(outside if dtype is not BOOL else int(outside))
-        return f"tl.load({pointer}, mask={self._all(masks)}, other={fallback})"
+        mask = " & ".join(masks)
+        if len(pointer) + len(mask) > LINE - 32 and len(masks) > 1:
+            local = self.kernel.fresh("inside")
+            home.emit(f"{local} = {mask}")
+            mask = local
+        return f"tl.load({pointer}, mask={mask}, other={fallback})"
 
     def address(self, tensor: str, index: tuple[Expr, ...], home: Scope) -> str:
         """Pointer arithmetic of one access."""
@@ -536,10 +126,6 @@ class Scope:
         known = self.recall(("local", key))
         return known if known is not None else self.keep(("local", key), stem, value)
 
-    @staticmethod
-    def _all(masks: list[str]) -> str:
-        return " & ".join(masks)
-
     def _compute(self, home: Scope, key: object, tensor: str, index: tuple[Expr, ...], other: Const | None) -> V:
         """A temporary where it is read."""
         stmt = self.spec.stmt[tensor]
@@ -565,7 +151,7 @@ class Scope:
         value = home.load(stmt.target, tuple(clamped), None)
         if not guards:
             return value
-        condition = V(self._all(guards), BIT_AND, BOOL, self.physical_axes(index))
+        condition = V(" & ".join(guards), BIT_AND, BOOL, self.physical_axes(index))
         outside = home._argument(home.to(home.value(other), value.type))
         chosen = home._joined("tl.where({0}, {1}, {2})", ATOM, [condition, value, outside], value.type)
         return home.keep(key, stmt.target, chosen)
@@ -603,7 +189,13 @@ class Scope:
         if arg:
             value = inner.value(substitute(stmt.expr, at))
             inner.best_of(over.op, best, result, inner.strong(value, kind), inner.index(at[over.axes[0]]), where)
-        elif over.op == "sum" and kind.is_float and where is None and isinstance(stmt.expr, Call) and stmt.expr.fn == "mul":
+        elif (
+            over.op == "sum"
+            and kind.is_float
+            and where is None
+            and isinstance(stmt.expr, Call)
+            and stmt.expr.fn == "mul"
+        ):
             factors = (inner.to(inner.value(substitute(f, at)), kind) for f in stmt.expr.args)
             inner.emit(f"{best} = tl.fma({', '.join(f.text for f in factors)}, {best})")
         else:
@@ -630,9 +222,10 @@ class Scope:
         return scopes
 
     def _unrolled(self, axes: tuple[str, ...]) -> bool:
-        return all(self.spec.size[a].size is not None for a in axes) and math.prod(
-            self.spec.extent(a) for a in axes
-        ) <= UNROLL_POINTS
+        return (
+            all(self.spec.size[a].size is not None for a in axes)
+            and math.prod(self.spec.extent(a) for a in axes) <= UNROLL_POINTS
+        )
 
     def _loop_header(self, axis: str, names: dict[str, str], axes: tuple[str, ...]) -> str:
         size = self.spec.size[axis].size
@@ -690,7 +283,7 @@ class Scope:
         pointer = self.address(tensor, index, self)
         masks = self.masks(index)
         rounded = self.stored(value, dtype)
-        mask = f", mask={self._all(masks)}" if masks else ""
+        mask = ", mask=" + " & ".join(masks) if masks else ""
         if len(pointer) + len(rounded) + len(mask) > LINE and not rounded.isidentifier():
             name = self.kernel.fresh(tensor)
             self.emit(f"{name} = {rounded}")
@@ -705,13 +298,9 @@ class Scope:
         return f"{value.at(ATOM)}.to({TL[dtype.name]})"
 
 
-def _encloses(text: str) -> bool:
-    """Whether the first parenthesis closes at the end."""
-    depth = 0
-    for n, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return n == len(text) - 1
-    return False
+def is_product(expr: Expr) -> bool:
+    """Whether a sum of the expression is a chain of fused multiply-adds."""
+    return isinstance(expr, Call) and expr.fn == "mul"
 
 
+__all__ = ["LINE", "Physical", "Scope", "V", "identity_of"]

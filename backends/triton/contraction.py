@@ -5,9 +5,9 @@ apart by the index algebra, so a convolution's gather with its padding guard is 
 Everything pointwise that follows runs on the tile before it is stored.
 
 Operands keep their storage type where the product is exact in the accumulator: f16, bf16 and i8 tiles go to the matrix
-cores as they are, 8-bit floats as bf16 (which holds them exactly), all else in the statement's compute type. Strict
-numerics say `input_precision="ieee"` for f32; fast ones take three bf16 products (AMD) or tf32 (NVIDIA). f64 and wide
-integers, for which Triton has no matrix product on every chip, multiply outer products of the tile in registers.
+cores as they are, 8-bit floats as bf16 (which holds them exactly), all else in the statement's compute type. Every
+product says its precision: "ieee", or in fast numerics, for f32, three bf16 products (AMD) or tf32 (NVIDIA). f64 and
+wide integers, for which Triton has no matrix product on every chip, multiply outer products of the tile in registers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from kvc.dtypes import BF16, F32, I8, I32, DType
 from kvc.emitter import Knob, Task
-from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, axes_of
+from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load
 from kvc.patterns import Contraction, match_contraction
 
 from .codegen import Physical, Scope, V
 from .emitter import RuleEmitter, grid_of, power_of_two
 from .pointwise import bounds, is_wide, points_of, unflatten
-from .source import Knobs, KernelText, SourceFile, kernel_name
+from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, TL
 
 MIN_TILE = 16  # smallest side of tl.dot on every target
@@ -104,7 +104,14 @@ def _best(task: Task, shape: _Shape, kind: DType) -> dict[str, Knob]:
     if not _on_matrix_cores(kind):
         k = min(k, 16)
     warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 64 * 64 else 2 if m * n >= 32 * 32 else 1
-    best: dict[str, Knob] = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": 2}
+    best: dict[str, Knob] = {
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "GROUP_M": 8,
+        "num_warps": warps,
+        "num_stages": 2,
+    }
     if task.arch.vendor == "amd" and _on_matrix_cores(kind):
         best |= {"waves_per_eu": 0, "matrix_instr_nonkdim": 16}
     return best
@@ -260,7 +267,9 @@ class _Tile:
             case Load(tensor, index, other) if tensor in self.kernel.memory:
                 axes = place.physical_axes(index)
                 home = place.home(axes)
-                return home._named(V(place.access(tensor, index, other, home), 0, self.spec.dtype_of(tensor), axes), tensor)
+                return home._named(
+                    V(place.access(tensor, index, other, home), 0, self.spec.dtype_of(tensor), axes), tensor
+                )
         return place.strong(place.value(expr), self.spec.type_of(expr))
 
     def _is_zero_outside(self, place: Scope, expr: Expr, depth: str) -> bool:
@@ -273,13 +282,12 @@ class _Tile:
     def _product(self, acc: str, a: str, b: str) -> str:
         if not _on_matrix_cores(self.kind):
             return f"{acc} += tl.sum({a}[:, :, None] * {b}[None, :, :], axis=1)"
-        options = ""
-        if self.kind is F32:
-            amd = self.file.task.arch.vendor == "amd"
-            fast = '"bf16x3"' if amd else '"tf32"'
-            options = f", input_precision={fast if self.file.task.numerics == 'fast' else chr(34) + 'ieee' + chr(34)}"
+        precision = "ieee"
+        if self.kind is F32 and self.file.task.numerics == "fast":
+            precision = "bf16x3" if self.file.task.arch.vendor == "amd" else "tf32"
+        options = f', input_precision="{precision}"'
         if self.kind is I8:
-            options = ", out_dtype=tl.int32"
+            options += ", out_dtype=tl.int32"
         return f"{acc} = tl.dot({a}, {b}, {acc}{options})"
 
     # ------------------------------------------------------------ results
@@ -299,6 +307,3 @@ class _Tile:
                 if result.literal is not None or not {self.m, self.n} <= result.axes:
                     result = V(scope.broadcast(result), ATOM, result.type, result.axes)
                 scope.store(s.target, tuple(Axis(a) for a in s.axes), result)
-
-
-__all__ = ["ContractionEmitter", "axes_of"]

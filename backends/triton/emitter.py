@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -60,12 +60,12 @@ class RuleEmitter(ABC):
         """Add the kernels of the task to a file."""
 
 
-def grid_of(best: dict[str, Knob], choices: dict[str, Iterable[Knob]]) -> Iterator[Knobs]:
+def grid_of(best: Mapping[str, Knob], choices: Mapping[str, Iterable[Knob]]) -> Iterator[Knobs]:
     """The best guess, then every combination of the choices (names that have none keep the best guess), those that
     change fewer knobs first."""
     yield tuple(best.items())
     names = list(choices)
-    settings = [best | dict(zip(names, values, strict=True)) for values in product(*choices.values())]
+    settings = [{**best, **dict(zip(names, values, strict=True))} for values in product(*choices.values())]
     settings.sort(key=lambda s: sum(s[n] != best[n] for n in names))
     yield from (tuple(s.items()) for s in settings)
 

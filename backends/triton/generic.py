@@ -16,7 +16,7 @@ from kvc.functions import COMBINES, FUNCTIONS
 from kvc.kernel import Axis, Call, Const, Expr, Extent, Order, Scan, Scatter, Stmt, substitute
 from kvc.patterns import Stage, stages
 
-from .codegen import Physical, Scope, V, identity_of
+from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter
 from .pointwise import (
     close_flat,
@@ -28,7 +28,7 @@ from .pointwise import (
     programs,
     unflatten,
 )
-from .source import Knobs, KernelText, SourceFile, kernel_name
+from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, COMBINE_HELPER, COMPARE
 
 #: Sums that the hardware can do in memory; narrower types would round at every step.
@@ -120,6 +120,8 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     inner.place({over.axis: axis})
     value = inner.to(inner.to(inner.value(stmt.expr), stmt.dtype.compute), kind)
     block = kernel.fresh("block")
+    if len(value.text) > LINE // 2:
+        value = inner._named(value, "v")
     inner.emit(f"{block} = tl.where({mask}, {value.text}, {identity})")
     helper = file.helper(COMBINE_HELPER[over.op])
     total = V(f"tl.reduce({block}, 0, {helper})", ATOM, kind)
@@ -168,9 +170,7 @@ def _combine(scope: Scope, op: str, a: V, b: V) -> str:
     return scope._primitive(FUNCTIONS[COMBINES[op].binary], [a, b], a.type, a.type).text
 
 
-def _store_shifted(
-    scope: Scope, stmt: Stmt, over: Scan, index: list[Expr], column: str, extent: str, value: V
-) -> None:
+def _store_shifted(scope: Scope, stmt: Stmt, over: Scan, index: list[Expr], column: str, extent: str, value: V) -> None:
     step = -1 if over.reverse else 1
     bound = f"({column} < {extent})" if over.reverse else f"({column} < {extent} - 1)"
     moved = tuple(Call("add", (i, Const(step))) if i == Axis(over.axis) else i for i in index)
@@ -238,7 +238,9 @@ def _pointwise_as(file: SourceFile, name: str, stmt: Stmt, memory: frozenset[str
     kernel = KernelText(file, name, file.spec, memory)
     scope = Scope(kernel)
     inner = open_flat(scope, stmt.axes)
-    inner.store(stmt.target, tuple(Axis(a) for a in stmt.axes), inner.strong(inner.value(stmt.expr), stmt.dtype.compute))
+    inner.store(
+        stmt.target, tuple(Axis(a) for a in stmt.axes), inner.strong(inner.value(stmt.expr), stmt.dtype.compute)
+    )
     close_flat(scope, inner)
     file.add(kernel, programs(file, file.spec, stmt.axes))
 

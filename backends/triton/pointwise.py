@@ -11,7 +11,7 @@ from kvc.patterns import match_pointwise
 
 from .codegen import Physical, Scope
 from .emitter import RuleEmitter, grid_of
-from .source import Knobs, KernelText, SourceFile, kernel_name
+from .source import KernelText, Knobs, SourceFile, kernel_name
 
 MAX_PROGRAMS = 2**31 - 1
 
@@ -57,9 +57,7 @@ def flat_configurations(task: Task, points: int, heavy: bool = False) -> Iterato
             yield setting
 
 
-def flat_kernel(
-    file: SourceFile, name: str, stmts: Sequence[Stmt], memory: frozenset[str], comment: str = ""
-) -> None:
+def flat_kernel(file: SourceFile, name: str, stmts: Sequence[Stmt], memory: frozenset[str], comment: str = "") -> None:
     """A kernel in which every lane owns points of one domain and stores the value of each statement there. Statements
     have the same axes in any order, or axes of the same extents position by position."""
     spec = file.spec

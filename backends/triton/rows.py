@@ -16,10 +16,10 @@ from kvc.emitter import Task
 from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, Reduce, Stmt, axes_of
 from kvc.patterns import Rows, match_rows
 
-from .codegen import Physical, Scope, V, identity_of
+from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter, grid_of, power_of_two
 from .pointwise import bounds, is_wide, points_of, unflatten
-from .source import Knobs, KernelText, SourceFile, kernel_name
+from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, BIT_AND, COMBINE_HELPER
 
 RESIDENT_POINTS = 16384  # the largest block that stays in registers: 16 warps x 64 lanes x 16 values
@@ -51,7 +51,7 @@ class RowsEmitter(RuleEmitter):
             "COLUMNS": [c for c in lengths if c == whole or c >= 64] or [best["COLUMNS"]],
             "num_warps": [w for w in (1, 2, 4, 8, 16) if w <= most],
         }
-        for setting in grid_of(dict(best), choices):  # type: ignore[arg-type]
+        for setting in grid_of(dict(best), choices):
             chosen = dict(setting)
             block = int(chosen["ROWS"]) * int(chosen["COLUMNS"])
             lanes = int(chosen["num_warps"]) * wave
@@ -181,6 +181,8 @@ class _RowKernel:
         kind = self._kind(stmt)
         value = self._masked(self.scope, stmt, kind)
         text = value.text if self.column in value.axes else self.scope.broadcast(value)
+        if len(text) > LINE // 2:
+            text = self.scope._named(V(text, ATOM, kind, value.axes), "v").text
         self._combine_lanes(stmt, kind, text, self.column)
 
     def _kind(self, stmt: Stmt) -> DType:
@@ -301,11 +303,12 @@ class _RowKernel:
         self._bind_columns(loop, start)
         for acc in accumulators:
             value = self._masked(loop, acc.stmt, acc.kind)
-            op = acc.stmt.over.op  # type: ignore[union-attr]
+            over = acc.stmt.over
+            assert isinstance(over, Reduce)
             if acc.at:
-                loop.best_of(op, acc.best, acc.at, value, V(self.column, ATOM, loop.integer), None)
+                loop.best_of(over.op, acc.best, acc.at, value, V(self.column, ATOM, loop.integer), None)
             else:
-                loop.accumulate(op, acc.best, value, acc.kind)
+                loop.accumulate(over.op, acc.best, value, acc.kind)
         for stmt in stores:
             self._store(loop, stmt)
         scope.close(f"for {start} in range(0, {self.columns}, COLUMNS):", loop)

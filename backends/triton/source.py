@@ -98,13 +98,17 @@ class SourceFile:
 
     def _header(self, origin: Origin) -> list[str]:
         task = self.task
-        lines = [f"{self.spec.name} for {task.arch.name}, {task.numerics} numerics, by {origin.emitter} {origin.version}"]
+        lines = [
+            f"{self.spec.name} for {task.arch.name}, {task.numerics} numerics, by {origin.emitter} {origin.version}"
+        ]
         lines += ["", *("  " + line for line in print_kernel(self.spec).splitlines()), ""]
         for launch in self.launches:
             options = ", ".join(f"{k}={v}" for k, v in launch.options)
             x, y, z = launch.grid
             arguments = ", ".join(launch.args)
-            lines.append(f"Launch: {launch.kernel}({arguments}) on {x * y * z} programs of {self.threads} threads, {options}")
+            lines.append(
+                f"Launch: {launch.kernel}({arguments}) on {x * y * z} programs of {self.threads} threads, {options}"
+            )
         lines += [f"Scratch: {s.name} {s.dtype}[{s.numel}]" for s in self.workspace.values()]
         return [f"# {line}".rstrip() for line in lines]
 

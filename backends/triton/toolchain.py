@@ -279,7 +279,7 @@ def _line_in(error: BaseException, path: Path) -> int:
 
 
 def _extra_pointers(text: str, launch: Launch, arch: ArchSpec) -> int:
-    """Pointers that Triton appends to the parameters (its scratch and profiling buffers), counted in what it emitted."""
+    """Pointers that Triton appends to the parameters (scratch and profiling buffers), counted in what it emitted."""
     if arch.vendor == "amd":
         block = text.partition("amdhsa.kernels:")[2]
         explicit = sum(
