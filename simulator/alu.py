@@ -20,6 +20,7 @@ from kvc.simulator.operands import (
     Reader,
     dwords,
     parse_operand,
+    part_shift,
     raw_scalar,
     raw_vector,
     refuse,
@@ -199,8 +200,8 @@ def _vector(ins: Instruction, op: Op, bound: _Bound, assembly: Assembly, arch: s
     for name, operand in zip(op.dst, bound.targets, strict=True):
         writers.append(_vector_writer(ins, op, name, operand, kind))
         targets += set_bits(operand, _target_words(name))
-        if name.endswith((".keep", ".lo", ".hi")) or ins.mods.get("dst_unused") == "UNUSED_PRESERVE":
-            sources += full(set_bits(operand, 1))
+        if _field(ins, op, name, kind) is not None:
+            sources += [(register, 0) for register in set_bits(operand, 1)]  # kept bits: `poison.partial` sees to them
     run = _runner(fn, readers, writers)
     taint = _vector_taint(ins, op, bound, assembly, kind)
     if control is not None:
@@ -253,9 +254,8 @@ def _vector_source(
     if kind == "mask" and operand.kind != "s":
         raise refuse(ins, "lane mask")
     if kind in DTYPES and DTYPES[kind].itemsize < 4 and not kind.startswith("pk_") and encoding == "":
-        chosen = ins.mods.get("op_sel", (0,) * 4)
-        high = position < len(chosen) and chosen[position]
-        bits = 0xFFFF_0000 if high else 0xFFFF
+        width = DTYPES[kind].itemsize
+        bits = ((1 << 8 * width) - 1) << part_shift(ins, width, position)
     read = [(register, bits) for register in set_bits(operand, size)]
     return vector_reader(operand, kind, ins, assembly, position, reshape), read
 
@@ -276,6 +276,8 @@ def _vector_writer(ins: Instruction, op: Op, kind: str, operand: Operand, encodi
         return lambda g, value: g.write_words(register, np.asarray(value).view(U32))
     base, _, part = kind.partition(".")
     finish = _finish(ins, op, base)
+    if base in ("pk_f32", "pk_b32"):
+        return lambda g, value: g.write_pair(register, _join_pair(finish(value)))
     if encoding == "sdwa":
         place = lanes.sdwa_target(ins, register)
         widen = _to_dword(base)
@@ -284,14 +286,11 @@ def _vector_writer(ins: Instruction, op: Op, kind: str, operand: Operand, encodi
         return lambda g, value: g.write(register, widen(finish(value)))
     if part:
         return _partial_writer(ins, base, part, register, finish)
-    if base in ("pk_f32", "pk_b32"):
-        return lambda g, value: g.write_pair(register, _join_pair(finish(value)))
     dtype = DTYPES[base]
     if dtype.itemsize == 8:
         return lambda g, value: g.write_pair(register, finish(value))
     if dtype.itemsize < 4:
-        chosen = ins.mods.get("op_sel", ())
-        if not base.startswith("pk_") and len(chosen) == len(op.src) + 1 and chosen[-1]:
+        if _to_high_half(ins, op, base):
             return _partial_writer(ins, base, "hi", register, finish)
         widen = _to_dword(base)
         return lambda g, value: g.write(register, widen(finish(value)))
@@ -353,19 +352,40 @@ def _finish(ins: Instruction, op: Op, kind: str) -> Callable[[np.ndarray], np.nd
     return finish
 
 
+def _part_shift(ins: Instruction, base: str, part: str) -> int:
+    """Where a partial result starts: `part` is "lo", "hi", or "keep" for the half or byte that op_sel names."""
+    chosen = ins.mods.get("op_sel", (0, 0, 0, 0))
+    if part != "keep":
+        return 16 if part == "hi" else 0
+    if DTYPES[base].itemsize == 1:
+        return 8 * int(ins.mods.get("byte_sel", chosen[2] + 2 * chosen[3] if len(chosen) == 4 else 0))
+    return 16 * (chosen[-1] if len(chosen) > 1 else 0)
+
+
+def _to_high_half(ins: Instruction, op: Op, kind: str) -> bool:
+    """Whether op_sel sends a plain 16-bit result to the high half, which keeps the low one."""
+    chosen = ins.mods.get("op_sel", ())
+    narrow = kind in DTYPES and DTYPES[kind].itemsize < 4 and not kind.startswith("pk_")
+    return narrow and len(chosen) == len(op.src) + 1 and bool(chosen[-1])
+
+
+def _field(ins: Instruction, op: Op, kind: str, encoding: str) -> int | None:
+    """The bits of the target that an instruction writes, None for all of them."""
+    if encoding == "sdwa":
+        keeps = ins.mods.get("dst_unused") == "UNUSED_PRESERVE" and ins.mods.get("dst_sel", "DWORD") != "DWORD"
+        return lanes.sdwa_field(ins) if keeps else None
+    base, _, part = kind.partition(".")
+    if not part:
+        return 0xFFFF_0000 if _to_high_half(ins, op, kind) else None
+    return ((1 << 8 * DTYPES[base].itemsize) - 1) << _part_shift(ins, base, part)
+
+
 def _partial_writer(
     ins: Instruction, base: str, part: str, register: int, finish: Callable[[np.ndarray], np.ndarray]
 ) -> Writer:
     """Results that go to one half or byte, the rest kept."""
-    chosen = ins.mods.get("op_sel", (0, 0, 0, 0))
-    width = 8 * DTYPES[base].itemsize
-    if part == "keep" and width == 8:
-        shift = 8 * int(ins.mods.get("byte_sel", chosen[2] + 2 * chosen[3] if len(chosen) == 4 else 0))
-    elif part == "keep":
-        shift = 16 * (chosen[-1] if len(chosen) > 1 else 0)
-    else:
-        shift = 16 if part == "hi" else 0
-    field = np.uint32(((1 << width) - 1) << shift)
+    shift = _part_shift(ins, base, part)
+    field = np.uint32(((1 << 8 * DTYPES[base].itemsize) - 1) << shift)
     widen = _to_dword(base)
 
     def write(g: Group, value: np.ndarray) -> None:
@@ -378,8 +398,13 @@ def _partial_writer(
 def _vector_taint(ins: Instruction, op: Op, bound: _Bound, assembly: Assembly, kind: str) -> poison.Rule:
     if any(target in ("mask", "vcc") for target in op.dst):
         return poison.demand("EXEC") if "exec" in op.dst else poison.to_mask
+    field = _field(ins, op, op.dst[0], kind)
+    if field is not None:
+        return poison.partial(field)
     if kind:
         return poison.spread
+    if op.dst[0].startswith("pk_") and op.fmt == "vop3p" and bound.targets[0].kind == "v":
+        return poison.parts_rule(_parts(ins, op, bound))
     if any(source.neg or source.absolute for source in bound.sources):
         return poison.spread
     registers = [operand.register if operand.kind == "v" else -1 for operand in bound.sources]
@@ -403,3 +428,24 @@ def _vector_taint(ins: Instruction, op: Op, bound: _Bound, assembly: Assembly, k
         ]
         return poison.word_rule(bitwise, sources, numbers, vector=True, scc=False)
     return poison.spread
+
+
+def _parts(ins: Instruction, op: Op, bound: _Bound) -> list[poison.Part]:
+    """What each half of a packed result reads: dwords of a pair, or halves of a dword."""
+    target = bound.targets[0].register
+    out: list[poison.Part] = []
+    for part, (key, default) in enumerate((("op_sel", 0), ("op_sel_hi", 1))):
+        chosen = ins.mods.get(key, ())
+        sources: list[tuple[int, int]] = []
+        for i, (kind, operand) in enumerate(zip(op.src, bound.sources, strict=True)):
+            kind = kind.removeprefix("D.")
+            which = chosen[i] if i < len(chosen) else default
+            if kind in ("pk_f32", "pk_b32"):
+                sources += full(set_bits(operand, 2)[which : which + 1])
+            elif kind.startswith("pk_"):
+                sources += [(register, 0xFFFF << 16 * which) for register in set_bits(operand, 1)]
+            else:
+                sources += full(set_bits(operand, dwords(kind)))
+        wide = op.dst[0] in ("pk_f32", "pk_b32")
+        out.append((target + part, FULL, sources) if wide else (target, 0xFFFF << 16 * part, sources))
+    return out

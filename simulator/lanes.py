@@ -171,6 +171,12 @@ def sdwa_source(ins: Instruction, position: int, operand: Operand) -> Callable[[
     return lambda g, words: (words >> np.uint32(shift)) & mask
 
 
+def sdwa_field(ins: Instruction) -> int:
+    """The bits of the target that dst_sel names."""
+    shift, width = _SELECT[ins.mods.get("dst_sel", "DWORD")]
+    return ((1 << width) - 1) << shift
+
+
 def sdwa_target(ins: Instruction, register: int) -> Callable[[Group, np.ndarray], np.ndarray] | None:
     """Placement of a 32-bit result by dst_sel and dst_unused."""
     name, unused = ins.mods.get("dst_sel", "DWORD"), ins.mods.get("dst_unused", "UNUSED_PAD")

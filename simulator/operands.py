@@ -28,7 +28,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     for name, kind in {
         "f64": np.float64, "u64": np.uint64, "i64": np.int64, "b64": np.uint64, "f32": np.float32, "u32": np.uint32,
         "i32": np.int32, "b32": np.uint32, "f16": np.float16, "u16": np.uint16, "i16": np.int16, "b16": np.uint16,
-        "bf16": np.uint16, "u8": np.uint8, "i8": np.int8, "pk_f16": np.float16, "pk_i16": np.int16,
+        "bf16": np.uint16, "u8": np.uint8, "i8": np.int8, "b8": np.uint8, "pk_f16": np.float16, "pk_i16": np.int16,
         "pk_u16": np.uint16, "pk_b16": np.uint16, "pk_bf16": np.uint16, "pk_f32": np.float32, "pk_b32": np.uint32,
         "mix_f32": np.float32,
     }.items()
@@ -284,12 +284,20 @@ def vector_reader(
             base = lambda g: raw(g).view(dtype)  # noqa: E731
         return _signed(base, kind, operand, ins)
     unsigned = np.dtype(f"u{dtype.itemsize}")
-    high = _selected(ins.mods.get("op_sel"), position)
-    if high:
-        base = lambda g: (raw(g) >> 16).astype(unsigned).view(dtype)  # noqa: E731
+    shift = np.uint32(part_shift(ins, dtype.itemsize, position))
+    if shift:
+        base = lambda g: (raw(g) >> shift).astype(unsigned).view(dtype)  # noqa: E731
     else:
         base = lambda g: raw(g).astype(unsigned).view(dtype)  # noqa: E731
     return _signed(base, kind, operand, ins)
+
+
+def part_shift(ins: Instruction, size: int, position: int) -> int:
+    """Bits below the half (`size` 2) or byte (1) of a source that op_sel picks; a byte takes op_sel's first two bits."""
+    chosen = ins.mods.get("op_sel")
+    if size == 1:
+        return 8 * _selected(chosen, 0) + 16 * _selected(chosen, 1)
+    return 16 * _selected(chosen, position)
 
 
 def _selected(bits: tuple[int, ...] | None, position: int, default: int = 0) -> int:

@@ -41,6 +41,23 @@ def spread(g: Group, step: Step) -> None:
             g.set_poison(register, None if lanes is None else _per_wave(g, lanes))
 
 
+def partial(field: int) -> Rule:
+    """A result that goes to `field`, some bits of one vector register: the other bits stay as stale as they were."""
+    written, kept = np.uint32(field), np.uint32(field ^ 0xFFFF_FFFF)
+
+    def rule(g: Group, step: Step) -> None:
+        (register,) = step.targets
+        lanes = any_source(g, step)
+        stale = stale_bits(g, register)
+        if stale is not None:
+            stale = stale & kept
+        if lanes is not None:
+            stale = lanes * written if stale is None else stale | lanes * written
+        g.set_vector_poison(register, stale if stale is not None and stale.any() else None)
+
+    return rule
+
+
 def _per_wave(g: Group, lanes: np.ndarray) -> np.ndarray:
     if lanes.shape[1] == LANES and not g.full:
         lanes = lanes & g.execb
@@ -179,6 +196,30 @@ def linear_rule(fn: Callable[..., Any], readers: list[Any], registers: list[int]
     return rule
 
 
+Part = tuple[int, int, list[tuple[int, int]]]  # target register, its bits, (source register, its bits) it depends on
+
+
+def parts_rule(parts: list[Part]) -> Rule:
+    """For packed arithmetic: each half or dword of the result depends on the parts that op_sel picks for it."""
+
+    def rule(g: Group, step: Step) -> None:
+        fresh: dict[int, np.ndarray | None] = {}
+        for target, bits, sources in parts:
+            lanes: np.ndarray | None = None
+            for register, mask in sources:
+                stale = stale_bits(g, register)
+                if stale is not None:
+                    some = (stale & np.uint32(mask)) != 0
+                    lanes = some if lanes is None else lanes | some
+            own = None if lanes is None else lanes * np.uint32(bits)
+            before = fresh.get(target)
+            fresh[target] = own if before is None else before if own is None else before | own
+        for target, stale in fresh.items():
+            g.set_vector_poison(target, stale)
+
+    return rule
+
+
 def select_rule(readers: list[Any], registers: list[int], mask: Callable[[Group], np.ndarray], pair: int) -> Rule:
     """v_cndmask_b32: the stale bits of the chosen operand, and of the mask."""
 
@@ -201,6 +242,6 @@ def select_rule(readers: list[Any], registers: list[int], mask: Callable[[Group]
 
 
 __all__ = [
-    "U64", "any_source", "bitwise", "clear", "demand", "linear_rule", "names", "register_name", "select_rule",
+    "U64", "any_source", "bitwise", "clear", "demand", "linear_rule", "names", "parts_rule", "register_name", "select_rule",
     "spread", "to_mask", "word_rule",
 ]  # fmt: skip
