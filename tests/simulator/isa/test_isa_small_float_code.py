@@ -99,11 +99,8 @@ def test_fp8_pack_unpack_and_stochastic(chip: str) -> None:
     want = [f8.encode(a) | f8.encode(b) << 8 | b8.encode(a) << 16 | b8.encode(b) << 24 for a, b in pairs]
     assert _run(chip, "pack", [x, y], 1, np.uint32)[:, 0].tolist() == want
 
-    decoded = [
-        [f8.decode(b[0]), f8.decode(b[1]), b8.decode(b[2]), b8.decode(b[3])]
-        + [f8.decode(b[2]), f8.decode(b[3]), b8.decode(b[0]), b8.decode(b[1])]
-        for b in _bytes(words)
-    ]
+    order = ((f8, 0), (f8, 1), (b8, 2), (b8, 3), (f8, 2), (f8, 3), (b8, 0), (b8, 1))
+    decoded = [[fmt.decode(b[i]) for fmt, i in order] for b in _bytes(words)]
     np.testing.assert_array_equal(_run(chip, "unpack", [words], 8, np.float32), np.array(decoded, np.float32))
 
     randoms = zip(x.tolist(), words.tolist(), strict=True)
