@@ -440,6 +440,10 @@ def _parts(ins: Instruction, op: Op, bound: _Bound) -> list[poison.Part]:
         for i, (kind, operand) in enumerate(zip(op.src, bound.sources, strict=True)):
             kind = kind.removeprefix("D.")
             which = chosen[i] if i < len(chosen) else default
+            if op.name == "v_pk_mov_b32":  # result i is operand i, whose op_sel bit chooses the dword
+                picks = ins.mods.get("op_sel", (0, 0))
+                sources += full(set_bits(operand, 2)[picks[i] : picks[i] + 1]) if i == part else []
+                continue
             if kind in ("pk_f32", "pk_b32"):
                 sources += full(set_bits(operand, 2)[which : which + 1])
             elif kind.startswith("pk_"):

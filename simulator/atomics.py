@@ -123,8 +123,12 @@ def apply(
     first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
     starts = np.flatnonzero(first)
     turn = np.arange(len(index)) - np.repeat(starts, np.diff(np.append(starts, len(index))))
-    for rank in range(int(turn.max()) + 1 if len(index) else 0):
-        lanes = order[turn == rank]
+    by_turn = np.argsort(turn, kind="stable")
+    ends = np.cumsum(np.bincount(turn)) if len(index) else []
+    start = 0
+    for end in ends:
+        lanes = order[by_turn[start:end]]
+        start = end
         where = index[lanes]
         old = memory[where]
         before[lanes] = old

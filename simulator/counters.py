@@ -1,7 +1,7 @@
 """What a launch did: instructions by class, bytes, transactions, LDS bank conflicts, matrix work.
 
 Instruction counts, bytes, flops and atomics are exact. Transactions and bank conflicts are measured on a sample of the
-executions of each instruction (the first few, then one in sixteen, at most four waves) and scaled: an estimate.
+executions of each instruction (the first two, then one in 64, at most two waves) and scaled: an estimate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvc.simulator.step import Step
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SAMPLED_WAVES = 4
+_SAMPLED_WAVES = 2
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Counters:
 def sampled(step: Step) -> bool:
     """Whether this execution of the step is one that gets measured."""
     step.executions += 1
-    return step.executions <= 4 or not step.executions & 15
+    return step.executions <= 2 or not step.executions & 63
 
 
 def bank_conflicts(g: Group, step: Step, where: np.ndarray, width: int) -> None:

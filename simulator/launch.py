@@ -19,7 +19,7 @@ from kvc.simulator.machine import Batch, Machine, SimOptions
 from kvc.simulator.memory import Buffer, Memory
 from kvc.simulator.program import Program
 from kvc.simulator.races import Lds
-from kvc.simulator.state import EXEC, LANES, N_SCALAR, N_VECTOR, SCALAR_BIT, U32, VCC, Group
+from kvc.simulator.state import EXEC, LANES, N_SCALAR, SCALAR_BIT, U32, VCC, Group
 
 Dim3 = tuple[int, int, int]
 
@@ -30,13 +30,14 @@ _GARBAGE = 0xDEAD_BEEF
 
 @dataclass
 class LaunchReport:
-    """`seconds` is wall-clock time of the simulation. `executed` is the set of instruction numbers that some wave ran,
+    """`seconds` is wall-clock time of the simulation, `cpu_seconds` processor time. `executed` is the set of instruction numbers that some wave ran,
     `workgroups` the flat numbers of those that were run, `sampled` whether that is not all of them.
     """
 
     kernel: str
     counters: Counters
     seconds: float
+    cpu_seconds: float
     hazards: list[Hazard]
     workgroups: list[int]
     sampled: bool
@@ -98,7 +99,7 @@ def launch(
     threads = block[0] * block[1] * block[2]
     lds_bytes = kernel.lds + dynamic_lds
     _admit(kernel, row.lds_bytes, grid, block, lds_bytes)
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), time.process_time()
     program.reset_counters()
     constants = _map_constants(program, mem)
     kernarg = mem.alloc(max(kernel.kernarg_bytes, 8) + 64, fill=b"\0", name="kernel arguments")
@@ -136,7 +137,7 @@ def launch(
         for step in [*item.steps, *([item.end] if item.end else [])]
     }
     return LaunchReport(
-        kernel_name, counters, time.perf_counter() - started, hazards, flat, len(flat) < every, executed,
+        kernel_name, counters, time.perf_counter() - started, time.process_time() - processor, hazards, flat, len(flat) < every, executed,
         list(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -238,7 +239,7 @@ def _run_batch(
     threads = block[0] * block[1] * block[2]
     waves = (threads + LANES - 1) // LANES
     places = [(n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1])) for n in flat]
-    lds = Lds(len(flat), lds_bytes, program.lds_granule, options.race and waves > 1, options.uninit)
+    lds = Lds(len(flat), lds_bytes, program.lds_granule, waves, options.race and waves > 1, options.uninit)
     scratch = None
     if kernel.scratch:
         fill = None if options.uninit else b"\0"
@@ -262,7 +263,7 @@ def _start(batch: Batch, kernel: KernelInfo, block: Dim3, pointers: tuple[Buffer
     g = Group(batch, every, kernel.entry)
     garbage, stale = np.full((g.W, 1), _GARBAGE, U32), np.full((g.W, 1), _ONES, U32)
     zero, some = np.zeros((g.W, 1), U32), np.full(g.W, _GARBAGE, U32)
-    g.R = [zero] * N_VECTOR
+    g.R = [zero] * (256 + registers.agprs if registers.agprs else registers.vgprs)
     g.S = [np.zeros(g.W, U32)] * N_SCALAR
     descriptor = kernel.descriptor
     vectors = [*range(max(registers.vgprs, 1)), *range(256, 256 + registers.agprs)]

@@ -80,7 +80,7 @@ class Batch:
             return
         self.waits.wait(g, vm, lgkm)
         if self.dma.flights:
-            self._land(g, max(sum(entry.tag == "dma" for entry in queue[0]) for queue in g.queues))
+            self._land(g, sum("dma" in entry.tags for entry in g.queue[0]))
 
     def _land(self, g: Group, keep: int) -> None:
         for wave in g.waves.tolist():
@@ -161,7 +161,7 @@ class Machine:
         self.ready = [group for group in ready if group.pc != chosen.pc]
         for group in self.ready:
             group.age += 1
-        chosen = join(same, self.batch.waits.refresh) if len(same) > 1 else chosen
+        chosen = join(same, Waits.merge, self.batch.waits.refresh) if len(same) > 1 else chosen
         chosen.age = 0
         return chosen
 

@@ -62,8 +62,9 @@ class Memory:
         start = (self._next + align - 1) // align * align
         buffer = Buffer(start, nbytes, name or f"buffer{len(self.buffers)}", tracked=fill is None)
         if fill:
-            pattern = np.frombuffer(fill, np.uint8)
-            buffer.bytes[:nbytes] = np.resize(pattern, nbytes)
+            whole = nbytes // len(fill) * len(fill)
+            buffer.bytes[:whole].reshape(-1, len(fill))[:] = np.frombuffer(fill, np.uint8)
+            buffer.bytes[whole:nbytes] = np.frombuffer(fill[: nbytes - whole], np.uint8)
         self._next = (buffer.end + GAP) // GAP * GAP + GAP
         self.buffers.append(buffer)
         self._starts.append(start)

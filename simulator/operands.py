@@ -353,7 +353,7 @@ def _packed_pair(operand: Operand, kind: str, ins: Instruction, assembly: Assemb
     """Two dwords of a pair as op_sel (for the low result) and op_sel_hi (for the high one) choose them."""
     dtype, register = DTYPES[kind], operand.register
     low = _selected(ins.mods.get("op_sel"), position)
-    high = _selected(ins.mods.get("op_sel_hi"), position, 1)
+    high = low if ins.name == "v_pk_mov_b32" else _selected(ins.mods.get("op_sel_hi"), position, 1)
     negate = _selected(ins.mods.get("neg_lo"), position), _selected(ins.mods.get("neg_hi"), position)
     if operand.neg or operand.absolute:
         raise refuse(ins, "modifier of a packed operand")

@@ -19,7 +19,7 @@ _LOG_LIMIT = 1 << 27  # logged elements before an epoch without barrier is check
 
 
 class Access(NamedTuple):
-    """One LDS access of a group: byte addresses [n] in the batch, their waves [n], `width` bytes each."""
+    """One LDS access: byte addresses in the batch, [n] with waves [n] or [W, 64] with waves [W, 1]; values flat."""
 
     kind: str  # "read", "write", "atomic"
     address: np.ndarray
@@ -32,7 +32,9 @@ class Access(NamedTuple):
 class Lds:
     """LDS of all workgroups of a batch, `stride` bytes apart; `limit` is what one workgroup may address."""
 
-    def __init__(self, workgroups: int, limit: int, granule: int, race: bool, uninit: bool) -> None:
+    def __init__(
+        self, workgroups: int, limit: int, granule: int, waves_per_group: int, race: bool, uninit: bool
+    ) -> None:
         self.limit = limit
         self.stride = (limit + 15) // 16 * 16
         self.granule = granule
@@ -46,9 +48,8 @@ class Lds:
         self.race = race
         self.log: list[Access] = []
         self.logged = 0
-        self.writer = np.zeros(total // granule if race else 0, np.int64)
-        self.atomic = np.zeros(0, np.int64)
-        self.base = 1
+        self.waves_per_group = waves_per_group
+        self.one = np.array(1, np.uint8 if waves_per_group <= 8 else np.uint16)
         self.epochs = 0
         self.partial = False
 
@@ -114,9 +115,12 @@ class Lds:
     # ---- races
 
     def note(self, g: Group, kind: str, address: np.ndarray, width: int, values: Any, pc: int) -> None:
-        """Log an access; `address` is [W, 64] under a full EXEC, else the [n] active ones."""
-        waves = np.repeat(g.waves, LANES) if g.full else np.repeat(g.waves, np.bitwise_count(g.exec64))
-        self.note_flat(kind, address.reshape(-1), waves, width, values, pc)
+        """Log an access; `address` is [W, 64] (or flat) under a full EXEC, else the [n] active ones."""
+        if g.full:
+            self.note_flat(kind, address.reshape(g.W, LANES), g.waves[:, None], width, values, pc)
+        else:
+            waves = np.repeat(g.waves, np.bitwise_count(g.exec64))
+            self.note_flat(kind, address, waves, width, values, pc)
 
     def note_flat(self, kind: str, address: np.ndarray, waves: np.ndarray, width: int, values: Any, pc: int) -> None:
         self.log.append(Access(kind, address, waves, width, values, pc))
@@ -126,96 +130,133 @@ class Lds:
             self.check()
 
     def check(self, passing: np.ndarray | None = None, wave_wg: np.ndarray | None = None) -> None:
-        """End the epoch of all workgroups, or of those that `passing` [workgroups] marks. KVC0906 on a race."""
+        """End the epoch of all workgroups, or of those that `passing` [workgroups] marks. RaceFound on a race."""
         log = self.log
         self.log, self.logged = [], 0
-        if passing is not None and wave_wg is not None:
+        if passing is not None and wave_wg is not None and not passing.all():
             log = self._select(log, passing, wave_wg)
-        if not log:
+        writes = [entry for entry in log if entry.kind == "write"]
+        atomics = [entry for entry in log if entry.kind == "atomic"]
+        if not writes and not atomics:
             return
-        base, self.base = self.base, self.base + 4096 * 16
-        expanded = [self._expand(entry) for entry in log]
-        if any(entry.kind == "atomic" for entry in log):
-            self._mark_atomics(log, expanded, base)
-        for entry, flat in zip(log, expanded, strict=True):
-            if entry.kind == "write":
-                self.writer[flat] = (entry.waves + base)[:, None]
-        for entry, flat in zip(log, expanded, strict=True):
-            owner = self.writer.take(flat)
-            bad = (owner >= base) & (owner != (entry.waves + base)[:, None])
-            if bad.any():
-                self._judge(entry, flat, bad, log, expanded, base)
-            if self.atomic.size and entry.kind != "atomic":
-                owner = self.atomic.take(flat)
-                bad = (owner >= base) & (owner != (entry.waves + base)[:, None])
-                if bad.any():
-                    self._fail(entry, bad, owner - base, "an atomic of")
+        owner = self._mark(writes)
+        for entry in log:
+            bad = self._foreign(owner, entry)
+            if bad is not None:
+                self._judge(entry, bad, owner, writes, "a write of")
+        if atomics:
+            owner = self._mark(atomics)
+            for entry in log:
+                bad = None if entry.kind == "atomic" else self._foreign(owner, entry)
+                if bad is not None:
+                    self._fail(entry, bad, owner, "an atomic of")
 
     def _select(self, log: list[Access], passing: np.ndarray, wave_wg: np.ndarray) -> list[Access]:
         chosen = []
         for entry in log:
-            now = passing[wave_wg[entry.waves]]
+            now = passing[wave_wg[entry.waves.reshape(-1)]]
             if now.all():
                 chosen.append(entry)
                 continue
             for part, keep in ((now, chosen), (~now, self.log)):
                 if part.any():
-                    values = None if entry.values is None else entry.values[part]
-                    keep.append(Access(entry.kind, entry.address[part], entry.waves[part], entry.width, values, entry.pc))
+                    values = entry.values
+                    if values is not None:
+                        values = values[np.broadcast_to(part[:, None], entry.address.shape).reshape(-1)] if (
+                            entry.address.ndim == 2) else values[part]  # fmt: skip
+                    keep.append(entry._replace(address=entry.address[part], waves=entry.waves[part], values=values))
         self.logged = sum(entry.address.size for entry in self.log)
         return chosen
 
-    def _expand(self, entry: Access) -> np.ndarray:
-        shift = self.granule.bit_length() - 1
-        first = entry.address >> shift
-        return first[:, None] + np.arange(max(entry.width // self.granule, 1))
+    def _stamp(self, waves: np.ndarray) -> np.ndarray:
+        """One bit for each wave of a workgroup."""
+        return np.left_shift(self.one, (waves % self.waves_per_group).astype(self.one.dtype))
 
-    def _mark_atomics(self, log: list[Access], expanded: list[np.ndarray], base: int) -> None:
-        if not self.atomic.size:
-            self.atomic = np.zeros_like(self.writer)
-        for entry, flat in zip(log, expanded, strict=True):
-            if entry.kind == "atomic":
-                self.atomic[flat] = (entry.waves + base)[:, None]
+    def _views(self, entry: Access) -> list[tuple[np.dtype[Any], np.ndarray]]:
+        """How to see the marks of an access: (integer type that spans some granules, indices) for each piece of it."""
+        spans = max(entry.width // self.granule, 1) * self.one.itemsize
+        size = min(spans & -spans, 8)
+        low = int(np.bitwise_or.reduce(entry.address, axis=None)) // self.granule * self.one.itemsize
+        while size > self.one.itemsize and low & (size - 1):
+            size //= 2
+        dtype = np.dtype(f"u{size}")
+        first = (entry.address // self.granule if self.granule > 1 else entry.address) * self.one.itemsize // size
+        return [(dtype, first + i) for i in range(spans // size)]
 
-    def _judge(
-        self, entry: Access, flat: np.ndarray, bad: np.ndarray, log: list[Access], expanded: list[np.ndarray], base: int
-    ) -> None:
+    def _spread(self, stamp: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+        ones = sum(1 << 8 * self.one.itemsize * i for i in range(dtype.itemsize // self.one.itemsize))
+        return stamp.astype(dtype) * dtype.type(ones)
+
+    def _mark(self, entries: list[Access]) -> np.ndarray:
+        """A table of the last wave to touch each granule, among these accesses."""
+        owner = np.zeros(-(-self.valid.size // self.granule) + 8, self.one.dtype)
+        owner = owner[: owner.size // 8 * 8]
+        for entry in entries:
+            stamp = self._stamp(entry.waves)
+            for dtype, index in self._views(entry):
+                owner.view(dtype)[index] = self._spread(stamp, dtype)
+        return owner
+
+    def _foreign(self, owner: np.ndarray, entry: Access) -> np.ndarray | None:
+        """Elements of the access (shaped like its address) that another wave has marked, or None."""
+        out: np.ndarray | None = None
+        stamp = self._stamp(entry.waves)
+        for dtype, index in self._views(entry):
+            bad = owner.view(dtype).take(index) & ~self._spread(stamp, dtype)
+            if bad.any():
+                out = bad != 0 if out is None else out | (bad != 0)
+        return out
+
+    def _judge(self, entry: Access, bad: np.ndarray, owner: np.ndarray, writes: list[Access], what: str) -> None:
         """Waves that all wrote the same value do not race; nor does a wave that reads what it wrote itself so."""
-        rows = bad.any(axis=1)
-        if entry.kind == "write" and entry.values is not None and self._same(entry, rows):
-            return
+        if entry.kind == "write" and entry.values is not None:
+            rows = bad.reshape(-1)
+            now, _ = self.read(entry.address.reshape(-1)[rows], entry.width)
+            a, b = (np.ascontiguousarray(item).reshape(len(now), -1).view(np.uint8) for item in (entry.values[rows], now))
+            if (a == b).all():
+                return
         if entry.kind == "read":
-            size = self.writer.size
-            keys = (flat + size * entry.waves[:, None])[bad]
-            own = [
-                (other_flat + size * other.waves[:, None]).reshape(-1)
-                for other, other_flat in zip(log, expanded, strict=True)
-                if other.kind == "write"
-            ]
-            still = ~np.isin(keys, np.concatenate(own))
+            own = self._written_by(writes)
+            still = np.zeros(bad.shape, bool)
+            for address, wave, where in zip(*self._elements(entry, bad), strict=True):
+                granules = range(int(address) // self.granule, -(-(int(address) + entry.width) // self.granule))
+                mark = 1 << int(wave) % self.waves_per_group
+                still[where] = any(
+                    int(owner[item]) & ~mark and (int(wave), item) not in own for item in granules
+                )
             if not still.any():
                 return
-            bad = bad.copy()
-            bad[bad] = still
-        self._fail(entry, bad, self.writer.take(flat) - base, "a write of")
+            bad = still
+        self._fail(entry, bad, owner, what)
 
-    def _same(self, entry: Access, rows: np.ndarray) -> bool:
-        values = entry.values[rows] if entry.values is not None else None
-        now, _ = self.read(entry.address[rows], entry.width)
-        if values is None:
-            return False
-        a, b = (np.ascontiguousarray(item).reshape(len(now), -1).view(np.uint8) for item in (values, now))
-        return bool((a == b).all())
+    def _written_by(self, writes: list[Access]) -> set[tuple[int, int]]:
+        """(wave, granule) of all writes: only for the rare epoch that looks like a race."""
+        out: set[tuple[int, int]] = set()
+        for entry in writes:
+            span = max(entry.width // self.granule, 1)
+            waves = np.broadcast_to(entry.waves, entry.address.shape).reshape(-1)
+            first = entry.address.reshape(-1) // self.granule
+            for i in range(span):
+                out.update(zip(waves.tolist(), (first + i).tolist(), strict=True))
+        return out
+
+    def _elements(self, entry: Access, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
+        waves = np.broadcast_to(entry.waves, entry.address.shape)
+        return entry.address[chosen], waves[chosen], list(zip(*np.nonzero(chosen), strict=True))
 
     def _fail(self, entry: Access, bad: np.ndarray, owner: np.ndarray, what: str) -> None:
-        row, column = np.unravel_index(int(bad.argmax()), bad.shape)
+        address, waves, _ = self._elements(entry, bad)
+        first, wave = int(address[0]), int(waves[0])
+        own = 1 << wave % self.waves_per_group
+        marks = [int(owner[item]) for item in range(first // self.granule, -(-(first + entry.width) // self.granule))]
+        other = next((mark & ~own for mark in marks if mark & ~own), 1)
         trap = Trap(
             "KVC0906",
-            f"the {entry.kind} of LDS byte {int(entry.address[row]) % self.stride} by instruction {entry.pc} meets {what}"
-            f" wave {int(owner[row, column])} of the batch with no barrier between",
+            f"the {entry.kind} of LDS byte {first % self.stride} by instruction {entry.pc} meets {what} wave"
+            f" {other.bit_length() - 1} with no barrier between",
             hint="an s_barrier (__syncthreads) is missing",
         )
-        raise RaceFound(trap, int(entry.waves[row]), entry.pc)
+        raise RaceFound(trap, wave, entry.pc)
 
 
 class RaceFound(Exception):

@@ -49,7 +49,7 @@ class Group:
 
     __slots__ = (
         "R", "S", "W", "_em", "_execb", "age", "batch", "busy", "exec64", "fragments", "full", "lds_base", "masks",
-        "pairs", "pc", "pmask", "poison", "queues", "scc", "spairs", "watch", "waves", "wg",
+        "pairs", "pc", "pmask", "poison", "queue", "scc", "spairs", "watch", "waves", "wg",
     )  # fmt: skip
 
     def __init__(self, batch: Any, waves: np.ndarray, pc: int) -> None:
@@ -71,7 +71,7 @@ class Group:
         self.pmask = 0
         self.busy = 0
         self.watch = 0
-        self.queues: list[Queue] = [([], [])]
+        self.queue: Queue = ([], [])
         self.set_exec(np.full(self.W, ALL))
 
     # ---- EXEC
@@ -256,29 +256,28 @@ class Group:
         other.S = [pick(array) for array in self.S]
         other.scc = self.scc[chosen]
         other.pairs, other.spairs, other.masks, other.fragments = {}, {}, {}, {}
-        other.poison = {}
         other.pmask = self.pmask
         other.busy = self.busy
         other.watch = self.watch
-        other.queues = [(list(vm), list(lgkm)) for vm, lgkm in self.queues]
+        other.queue = (list(self.queue[0]), list(self.queue[1]))
         other.set_exec(self.exec64[chosen])
-        for register, bits in self.poison.items():
-            other.set_poison(register, bits[chosen] if bits.shape[0] == self.W else bits)
-        for register in [bit for bit in _bits(self.pmask) if bit not in self.poison]:
-            other.set_poison(register, None)
+        other.poison = {register: pick(bits) for register, bits in self.poison.items()}
         return other
 
 
-def _bits(mask: int) -> list[int]:
-    out = []
-    while mask:
-        low = mask & -mask
-        out.append(low.bit_length() - 1)
-        mask ^= low
-    return out
+_CLEAN: dict[tuple[int, int], np.ndarray] = {}
 
 
-def join(groups: list[Group], rebuild: Callable[[Group], None]) -> Group:
+def _clean(waves: int, lanes: int) -> np.ndarray:
+    """Poison of a register without any: one shared array for each size."""
+    if (waves, lanes) not in _CLEAN:
+        _CLEAN[waves, lanes] = np.zeros((waves, 1) if lanes else waves, U32)
+    return _CLEAN[waves, lanes]
+
+
+def join(
+    groups: list[Group], merge_queues: Callable[[list[Queue]], Queue], rebuild: Callable[[Group], None]
+) -> Group:
     """One group from several at the same instruction, waves in order of their index."""
     first = groups[0]
     out = Group.__new__(Group)
@@ -308,20 +307,11 @@ def join(groups: list[Group], rebuild: Callable[[Group], None]) -> Group:
     out.pairs, out.spairs, out.masks, out.fragments, out.poison = {}, {}, {}, {}, {}
     out.pmask = out.busy = out.watch = 0
     out.set_exec(merge([group.exec64 for group in groups]))
-    union = 0
     for group in groups:
-        union |= group.pmask
-    for register in _bits(union):
-        parts = []
-        for group in groups:
-            bits = group.poison.get(register)
-            lanes: tuple[int, ...] = (group.W, LANES) if register < N_VECTOR else (group.W,)
-            parts.append(np.zeros(lanes, U32) if bits is None else np.broadcast_to(bits, lanes))
-        out.set_poison(register, np.concatenate(parts)[order])
-    out.queues = []
-    for group in groups:
-        for queue in group.queues:
-            if queue not in out.queues:
-                out.queues.append(queue)
+        out.pmask |= group.pmask
+    for register in set().union(*(group.poison for group in groups)):
+        lanes = LANES if register < N_VECTOR else 0
+        out.poison[register] = merge([group.poison.get(register, _clean(group.W, lanes)) for group in groups])
+    out.queue = merge_queues([group.queue for group in groups])
     rebuild(out)
     return out

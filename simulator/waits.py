@@ -18,105 +18,119 @@ from kvc.simulator.step import Step, read_mask
 
 
 class Pending(NamedTuple):
-    """One outstanding operation: registers it will write, "load" "store" "ds" "ds_write" "smem" "flat" "dma", pc."""
+    """Operations outstanding at one place of an in-order counter: registers they will write, what they are, a pc.
+
+    It stands for several operations where waves that took different paths have joined.
+    """
 
     registers: int
-    tag: str
+    tags: frozenset[str]
     pc: int
 
 
+_TAGS = {tag: frozenset({tag}) for tag in ("load", "store", "ds", "ds_write", "smem", "flat", "dma")}
+_UNORDERED = frozenset({"smem", "flat"})
+
+
 class Waits:
-    """`enabled` off makes every method free of effect. `dma` holds LDS bytes that loads into LDS still have to write."""
+    """The scoreboard of a batch; `enabled` off makes every method free of effect.
+
+    Waves of a group share one queue per counter. Where groups with different histories join, queues are laid over each
+    other from their newest entry, as the compiler's own analysis does: an entry is waited for when every path says so.
+    """
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self.pc = 0  # of the running step; the machine keeps it only for memory instructions
+        self.pc = 0  # the running instruction
 
     def vm(self, g: Group, registers: int, tag: str = "load") -> None:
         if self.enabled:
-            self._append(g, 0, Pending(registers, tag, self.pc))
+            self._append(g, 0, registers, tag)
 
     def lds(self, g: Group, registers: int, tag: str = "ds") -> None:
         if self.enabled:
-            self._append(g, 1, Pending(registers, tag, self.pc))
+            self._append(g, 1, registers, tag)
 
     def smem(self, g: Group, registers: int) -> None:
         if self.enabled:
-            self._append(g, 1, Pending(registers, "smem", self.pc))
+            self._append(g, 1, registers, "smem")
 
     def flat(self, g: Group, registers: int) -> None:
         if self.enabled:
-            self._append(g, 0, Pending(registers, "flat", self.pc))
-            self._append(g, 1, Pending(registers, "flat", self.pc))
+            self._append(g, 0, registers, "flat")
+            self._append(g, 1, registers, "flat")
 
-    def _append(self, g: Group, counter: int, entry: Pending) -> None:
-        for queue in g.queues:
-            queue[counter].append(entry)
-        if entry.registers:
-            g.busy |= entry.registers
-            g.watch |= entry.registers
+    def _append(self, g: Group, counter: int, registers: int, tag: str) -> None:
+        g.queue[counter].append(Pending(registers, _TAGS[tag], self.pc))
+        if registers:
+            g.busy |= registers
+            g.watch |= registers
 
-    def wait(self, g: Group, vm: int | None, lgkm: int | None) -> int:
-        """s_waitcnt. Returns how many loads into LDS have landed (in every queue)."""
-        landed = 0
-        for queue in g.queues:
-            if vm is not None and len(queue[0]) > vm:
-                done = queue[0][: len(queue[0]) - vm]
-                del queue[0][: len(queue[0]) - vm]
-                landed = max(landed, sum(entry.tag == "dma" for entry in done))
-            if lgkm is not None and len(queue[1]) > lgkm:
-                if lgkm == 0:
-                    queue[1].clear()
-                elif not any(entry.tag in ("smem", "flat") for entry in queue[1]):
-                    del queue[1][: len(queue[1]) - lgkm]
+    def wait(self, g: Group, vm: int | None, lgkm: int | None) -> None:
+        """s_waitcnt: at most `vm` and `lgkm` operations stay outstanding."""
+        vms, lgkms = g.queue
+        if vm is not None and len(vms) > vm:
+            del vms[: len(vms) - vm]
+        if lgkm == 0:
+            lgkms.clear()
+        elif lgkm is not None and len(lgkms) > lgkm and not any(entry.tags & _UNORDERED for entry in lgkms):
+            del lgkms[: len(lgkms) - lgkm]
         self.refresh(g)
-        return landed
 
     def refresh(self, g: Group) -> None:
-        """Recompute `busy` from the queues and drop queues that have become equal."""
-        if len(g.queues) > 1:
-            distinct: list[Queue] = []
-            for queue in g.queues:
-                if queue not in distinct:
-                    distinct.append(queue)
-            g.queues = distinct
+        """Recompute which registers are outstanding."""
         busy = 0
-        for vm, lgkm in g.queues:
-            for entry in vm:
-                busy |= entry.registers
-            for entry in lgkm:
+        for entries in g.queue:
+            for entry in entries:
                 busy |= entry.registers
         g.busy = busy
         g.watch = g.pmask | busy
 
+    @staticmethod
+    def merge(queues: list[Queue]) -> Queue:
+        """Queues of groups that join."""
+        out: Queue = ([], [])
+        for counter in (0, 1):
+            lists = [queue[counter] for queue in queues]
+            if all(entries == lists[0] for entries in lists):
+                out[counter].extend(lists[0])
+                continue
+            for back in range(max(map(len, lists)), 0, -1):
+                present = [entries[-back] for entries in lists if len(entries) >= back]
+                registers = 0
+                for entry in present:
+                    registers |= entry.registers
+                tags = frozenset().union(*(entry.tags for entry in present))
+                out[counter].append(Pending(registers, tags, max(entry.pc for entry in present)))
+        return out
+
     def check(self, g: Group, step: Step) -> None:
         """KVC0907 when the step touches a register that an outstanding operation will write."""
         read = read_mask(step.sources)
-        for queue in g.queues:
-            for counter, order in ((0, "vm"), (1, "ds")):
-                for entry in queue[counter]:
-                    same = step.in_order == order and entry.tag not in ("smem", "flat")
-                    overlap = entry.registers & (read if same else read | step.write_mask)
-                    if overlap:
-                        self._fail(overlap, entry, counter)
+        for counter, order in ((0, "vm"), (1, "ds")):
+            for entry in g.queue[counter]:
+                same = step.in_order == order and not entry.tags & _UNORDERED
+                overlap = entry.registers & (read if same else read | step.write_mask)
+                if overlap:
+                    self._fail(overlap, entry, counter)
 
     def barrier(self, g: Group) -> None:
         """KVC0907 when an LDS write is outstanding as other waves are let past the barrier."""
-        for queue in g.queues:
-            for entry in queue[1]:
-                if entry.tag == "ds_write":
-                    raise Trap(
-                        "KVC0907",
-                        f"s_barrier while the LDS write at instruction {entry.pc} may be outstanding",
-                        hint="s_waitcnt lgkmcnt(0) belongs before the barrier",
-                    )
+        for entry in g.queue[1]:
+            if "ds_write" in entry.tags:
+                raise Trap(
+                    "KVC0907",
+                    f"s_barrier while the LDS write at instruction {entry.pc} may be outstanding",
+                    hint="s_waitcnt lgkmcnt(0) belongs before the barrier",
+                )
 
     def _fail(self, overlap: int, entry: Pending, counter: int) -> None:
         first = (overlap & -overlap).bit_length() - 1
         name = ("vmcnt", "lgkmcnt")[counter]
         raise Trap(
             "KVC0907",
-            f"{register_name(first)} is used before the {entry.tag} of instruction {entry.pc} has returned",
+            f"{register_name(first)} is used before the {'/'.join(sorted(entry.tags))} of instruction {entry.pc} has"
+            " returned",
             hint=f"an s_waitcnt {name} is missing or too weak",
         )
 
