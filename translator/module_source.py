@@ -52,6 +52,7 @@ class Interface:
     tied: Mapping[str, str] = field(default_factory=dict)
     init_record: tuple[str, str] | None = None
     init_arguments: str = "..."
+    checks: tuple[tuple[str, str], ...] = ()  # (expression, literal) of arguments that the capture fixed
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class _Writer:
         self.files = files
         self.interface = interface
         self.names: set[str] = {"self", "call", "w", "torch", "nn", "math", "args", "kwargs"}
+        self.constant_names: set[str] = {"R"}
         self.expr: dict[str, str] = {}  # value -> Python expression
         self.regions: dict[str, dict[str, Any]] = {}
         self.kernels: list[dict[str, Any]] = []
@@ -118,6 +120,8 @@ class _Writer:
     def inputs(self) -> str:
         """Bind the graph's inputs; gives the expression of the device."""
         device = ""
+        for expression, literal in self.interface.checks:
+            self.prologue.append(f'_fixed({expression}, "{_quoted(expression)}", {literal})')
         for i in self.plan.graph.inputs:
             if i.kind != "user":
                 self.expr[i.name] = f"w[{len(self.used)}]"
@@ -127,7 +131,7 @@ class _Writer:
             t = i.type
             source = self.interface.inputs[i.name]
             self.prologue.append(
-                f'{name} = _input({source}, "{source}", {t.shape}, {t.strides}, torch.{t.dtype.torch_name})'
+                f'{name} = _input({source}, "{_quoted(source)}", {t.shape}, {t.strides}, torch.{t.dtype.torch_name})'
             )
             self.expr[i.name] = name
             device = device or f"{name}.device"
@@ -171,7 +175,7 @@ class _Writer:
         """A tensor expression of a value, for torch operators."""
         if value not in self.regions:
             return self.expr[value]
-        t = self.type_of(value)
+        t = self.plan.graph.types.get(value, self.type_of(value))
         return f"_at(call, {self.expr[value]}, {t.shape}, torch.{t.dtype.torch_name})"
 
     # ------------------------------------------------------------ steps
@@ -230,8 +234,8 @@ class _Writer:
             modes += "i" if is_integer else "s" if name in scratch else "w" if alone else "r"
             kind = None if is_integer else dtype(scratch[name]) if name in scratch else spec.dtype_of(name)
             kinds.append(kind.torch_name if kind is not None else None)
-        constant = identifier(f"_{file.name}" + (f"_{number}" if number else ""), self.names).upper()
-        constant = "_" + constant.lstrip("_")
+        several = len(candidate.launches) > 1
+        constant = "_" + identifier(file.name.upper() + (f"_{number + 1}" if several else ""), self.constant_names)
         self.region_dtypes[launch.kernel] = kinds
         self.kernels.append(
             {
@@ -285,6 +289,10 @@ class _Writer:
         for target, value in graph.mutations:
             self.body.append(f"{self.expr[target]}.copy_({self.tensor(value)})")
         return self.interface.result.format(*(self.tensor(value) for value in graph.outputs))
+
+
+def _quoted(expression: str) -> str:
+    return expression.replace('"', "'")
 
 
 def aten_function(op: str) -> str:

@@ -45,7 +45,7 @@ def staged(out: Path) -> Iterator[Path]:
     `out` may be missing, empty or an earlier translation, which is replaced. KVC0801 where it cannot be written,
     KVC0802 where it holds something else.
     """
-    _check_destination(out)
+    check_destination(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.kvc-", dir=out.parent))
@@ -67,7 +67,7 @@ def _unwritable(out: Path, error: OSError) -> KvcError:
     return KvcError("KVC0801", f"{out}: {reason}", hint="choose another folder with -o, or make this one writable")
 
 
-def _check_destination(out: Path) -> None:
+def check_destination(out: Path) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise KvcError("KVC0801", f"{out} is not a folder", hint="choose another folder with -o")
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).is_file():

@@ -5,7 +5,7 @@ Binary parts travel beside the JSON, by key, so that nothing is ever unpickled.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from kvc.arch import arch
@@ -77,7 +77,10 @@ def compiled_to_json(compiled: Compiled) -> tuple[dict[str, Any], Blobs]:
         }
         blobs[f"{kernel}.asm"] = obj.asm.encode()
         blobs[f"{kernel}.co"] = obj.binary
-    return {"objects": objects, "resources": compiled.resources}, blobs
+    resources = {
+        k: asdict(r) if is_dataclass(r) and not isinstance(r, type) else r for k, r in compiled.resources.items()
+    }
+    return {"objects": objects, "resources": resources}, blobs
 
 
 def compiled_from_json(data: dict[str, Any], blobs: Blobs) -> Compiled:
