@@ -88,7 +88,7 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
         captured = captured_model(request.model, request.mode, request.dtype)
         bench = Bench(pool, executor, request.seed)
         done = translate(captured, target, row, options, bench=bench, store=store, listen=console.listen)
-        interface = interface_of(captured, Path(request.model).name)
+        interface = interface_of(captured, Path(request.model).name, request.dtype or "")
         references = [model_reference(captured, done.plan, request.seed)]
         done = write(out, done, interface, stored_constants(captured), references, bench, console.listen)
     summary = summary_of(done, out, time.monotonic() - started)

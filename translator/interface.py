@@ -20,10 +20,11 @@ _LITERALS = (bool, int, float, str, type(None))
 
 
 def interface_of(
-    captured: Captured, title: str, init: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    captured: Captured, title: str, dtype: str = "", init: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
 ) -> Interface:
-    """The interface of a captured model; `init` are the arguments that it was constructed with, where they are known.
-    KVC0201 for arguments or results that cannot be written down."""
+    """The interface of a captured model; `init` are the arguments that it was constructed with, where they are known;
+    `dtype` is what the model was cast to, "" when it was not. KVC0201 for arguments or results that cannot be written
+    down."""
     signature, inputs, checks = _arguments(captured)
     record, shown = None, "..."
     if init is not None and _is_plain((init[0], dict(init[1]))):
@@ -32,6 +33,7 @@ def interface_of(
     return Interface(
         title=title,
         mode=captured.mode,
+        dtype=dtype,
         signature=signature,
         inputs=inputs,
         result=_Result(len(captured.graph.outputs)).expression(captured.output),
@@ -40,7 +42,33 @@ def interface_of(
         init_record=record,
         init_arguments=shown,
         checks=checks,
+        call=_call(captured),
     )
+
+
+def _call(captured: Captured) -> dict[str, Any]:
+    """How the example call is made, as JSON: {"input": graph input} and {"value": literal} in the places of leaves."""
+    leaves = iter(captured.inputs)
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return {"sequence": [encode(v) for v in value]}
+        if isinstance(value, dict):
+            return {"mapping": [[k, encode(v)] for k, v in value.items()]}
+        leaf = next(leaves)
+        return {"input": leaf.name} if isinstance(leaf, Ref) else {"value": leaf}
+
+    args, kwargs = encode(tuple(captured.args)), encode(dict(captured.kwargs))
+    return {"args": args, "kwargs": kwargs}
+
+
+def rebuild(encoded: Mapping[str, Any], feed: Mapping[str, torch.Tensor]) -> Any:
+    """The value that `_call` encoded, with the tensors of `feed` in the places of inputs."""
+    if "sequence" in encoded:
+        return [rebuild(v, feed) for v in encoded["sequence"]]
+    if "mapping" in encoded:
+        return {k: rebuild(v, feed) for k, v in encoded["mapping"]}
+    return feed[encoded["input"]] if "input" in encoded else encoded["value"]
 
 
 def _is_plain(value: Any) -> bool:

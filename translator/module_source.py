@@ -52,6 +52,8 @@ class Interface:
     tied: Mapping[str, str] = field(default_factory=dict)
     init_record: tuple[str, str] | None = None
     init_arguments: str = "..."
+    dtype: str = ""  # that the model was cast to
+    call: Mapping[str, Any] = field(default_factory=dict)  # the example call (kvc.interface.rebuild)
     checks: tuple[tuple[str, str], ...] = ()  # (expression, literal) of arguments that the capture fixed
 
 

@@ -227,6 +227,8 @@ def lock_of(translation: Translation, interface: Interface, stage: Path) -> dict
         "model": {
             "name": interface.title,
             "mode": interface.mode,
+            "dtype": interface.dtype,
+            "call": dict(interface.call),
             "end_to_end": [
                 {**e.to_json(), "errors": [_error_json(error) for error in e.errors]} for e in translation.evidence
             ],
