@@ -10,12 +10,14 @@ from kvc.check import RESERVED, check_graph
 from kvc.graph import Graph, TensorType
 from kvc.kernel import KernelSpec
 from kvc.lower import Provenance, fallbacks, lower
+from kvc.passes.canonicalize import canonicalize
 from kvc.passes.dedupe import dedupe
+from kvc.passes.fold import fold
 from kvc.passes.fuse import Barrier
 from kvc.passes.partition import Cut, partition
 from kvc.plan import Fallback, Invoke, Plan, Step
 
-GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = ()
+GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (canonicalize, fold, canonicalize)
 
 MAX_NAME = 48  # characters of a kernel's name
 

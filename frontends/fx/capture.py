@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 MODES = ("eval", "train")
 _DATA_DEPENDENT = re.compile(r"data.?dependent|GuardOnDataDependent|Could not guard|unbacked", re.IGNORECASE)
-_ASSIGNED = "was assigned during export"
+_ASSIGNED = re.compile(r"(was|were) assigned during export")
+_ATTRIBUTE = re.compile(r"self\.([\w.]*\w)")
 # What torch.export and a model's forward raise where they cannot go on.
 _FAILURES = (
     RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError, ImportError,
@@ -141,35 +142,42 @@ def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], root: str
 ) -> tuple[ExportedProgram, bool]:
     """(program, whether it took strict mode)."""
+    import warnings
+
     import torch
 
     first: Exception | None = None
-    registered = False
-    for strict in (False, False, True):
+    for strict in (False, True):
         try:
-            return torch.export.export(module, args, kwargs, strict=strict), strict
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                program = torch.export.export(module, args, kwargs, strict=strict)
         except _FAILURES as e:
-            if first is not None and not strict:
-                continue
+            if _register_assigned(module, [str(e)]):
+                return _export(module, args, kwargs, root)
             first = first or e
-            if not registered and _ASSIGNED in str(e):
-                # A state kept as a plain attribute is captured as a buffer outside the state_dict.
-                registered = _register_plain_tensors(module)
+            continue
+        if _register_assigned(module, [str(w.message) for w in caught]):
+            return _export(module, args, kwargs, root)
+        return program, strict
     assert first is not None
     raise _failure(first, module, args, kwargs, root) from first
 
 
-def _register_plain_tensors(module: torch.nn.Module) -> bool:
-    """Make tensors that are plain attributes non-persistent buffers; whether there were any."""
+def _register_assigned(module: torch.nn.Module, messages: list[str]) -> bool:
+    """Make tensors that forward assigns to plain attributes buffers outside the state_dict, so that the capture sees
+    them change. Export only says which they are, in a message. Gives whether there were any."""
     import torch
 
     found = False
-    for part in module.modules():
-        for name, value in list(vars(part).items()):
-            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-                delattr(part, name)
-                part.register_buffer(name, value, persistent=False)
-                found = True
+    for path in (p for m in messages if _ASSIGNED.search(m) for p in _ATTRIBUTE.findall(m)):
+        owner, _, name = path.rpartition(".")
+        part = module.get_submodule(owner)
+        value = vars(part).get(name)
+        if isinstance(value, torch.Tensor):
+            delattr(part, name)
+            part.register_buffer(name, value, persistent=False)
+            found = True
     return found
 
 
@@ -280,6 +288,9 @@ def _inputs(
         key = (kind, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         if kind == "param" and key in first:
             importer.env[node], tied[str(spec.target)] = first[key]
+            continue
+        if kind == "const" and tensor.dim() == 0 and node.users:
+            importer.literal(node, tensor.item())
             continue
         importer.input(node, kind, str(spec.target))
         first[key] = (importer.env[node], str(spec.target))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.fx import Node as FxNode
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_OPEN_END = 2**63 - 1
 # Regions that export wraps in a subgraph because of a mode that does not change values here.
 _WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -76,6 +77,15 @@ class Importer:
         """A tensor input; user inputs keep the name of forward's argument."""
         name = self.name(target if target else node.name)
         self.inputs.append(Input(name, tensor_type(node.meta["val"]), kind, target))
+        self.env[node] = Ref(name)
+
+    def literal(self, node: FxNode, value: bool | int | float) -> None:
+        """A number that the model's code wrote as a tensor, `torch.tensor(0.5)`: a node that fills in the literal."""
+        type_ = tensor_type(node.meta["val"])
+        name = self.name(node.name.removeprefix("c_"))
+        where = next((location(user, self.root) for user in node.users), None)
+        attrs = (("size", ()), ("fill_value", value), ("dtype", type_.dtype))
+        self.nodes.append(Node((name,), "full", (), attrs, (type_,), where))
         self.env[node] = Ref(name)
 
     # ------------------------------------------------------------ nodes
@@ -152,6 +162,8 @@ class Importer:
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         given: dict[str, Any] = {a.name: self.value(v) for a, v in zip(schema, node.args, strict=False)}
         given |= {k: self.value(v) for k, v in node.kwargs.items()}
+        # Python's open end of a slice arrives as the largest integer.
+        given = {n: None if isinstance(v, int) and v == _OPEN_END else v for n, v in given.items()}
         full = [(a, given.get(a.name, _default(a))) for a in schema]
         last = max((i for i, (_, v) in enumerate(full) if _has_ref(v)), default=-1)
         attrs = [

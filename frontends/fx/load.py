@@ -122,7 +122,7 @@ def importable(root: str) -> Iterator[None]:
         sys.path.remove(root)
 
 
-class user_code(contextlib.AbstractContextManager[None]):  # noqa: N801 - reads as a statement
+class user_code(contextlib.AbstractContextManager[None]):
     """Turns whatever the user's code raises into one diagnostic at the innermost line of that code."""
 
     def __init__(self, what: str, file: str = "", code: str = "KVC0102") -> None:

@@ -269,7 +269,33 @@ def _unary(name: str, *, floats: bool, aten: str = "", body: Callable[[Expr], An
     op(f"{aten or name}.default", name=name, samples=samples)(meaning)
 
 
-for _name in ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "reciprocal", "sigmoid"]:
+for _name in [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "reciprocal",
+    "sigmoid",
+]:
     _unary(_name, floats=True)
 for _name in ("neg", "abs", "sign", "floor", "ceil", "trunc"):
     _unary(_name, floats=False)

@@ -1,4 +1,4 @@
-"""Convolution of any rank, as a sum over channels and window (implicit GEMM is this statement read as a contraction)."""
+"""Convolution of any rank, as a sum over channels and window (implicit GEMM is how it is read)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from kvc.builder import Builder, Tensor
 from kvc.dtypes import BOOL, F32, I64, DType
 from kvc.kernel import Axis, Cast, Expr, call, lift
 from kvc.ops import op
-from kvc.optable._common import Scalar, ints, sample, t
+from kvc.optable._common import Scalar, at, ints, sample, t
 
 DROPPED = frozenset(
     {"layout", "device", "pin_memory", "memory_format", "non_blocking", "copy", "generator", "implicit"}
@@ -174,3 +174,18 @@ def identity(k: Builder, self: Tensor) -> Tensor:
 @op("type_as.default", samples=(sample(t(3), ints(2)), sample(ints(3), t(1, dtype="bf16"))))
 def type_as(k: Builder, self: Tensor, other: Tensor) -> Tensor:
     return to(k, self, other.dtype)
+
+
+@op("copy.default", samples=(sample(t(3, 5), t(5)), sample(ints(3), t(3)), sample(t(2, 3, dtype="bf16"), t(1))))
+def copy(k: Builder, self: Tensor, src: Tensor) -> Tensor:
+    """src in the shape and dtype of self."""
+    axes = k.axes_like(self)
+    return to(k, k.define(src.dtype, axes, at(src, axes, self.shape)), self.dtype)
+
+
+@op("fill.Scalar", "fill.Tensor", samples=(sample(t(3, 5), 1.5), sample(ints(3), 2), sample(t(3), t())))
+def fill(k: Builder, self: Tensor, value: Tensor | Scalar) -> Tensor:
+    """`value` everywhere."""
+    if isinstance(value, Tensor):
+        return copy(k, self, value)
+    return _fill(k, self.shape, value, self.dtype)

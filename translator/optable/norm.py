@@ -1,4 +1,4 @@
-"""Normalisations: mean and variance in two passes in the compute type, one rounding at the result, as eager's kernels do."""
+"""Normalisations: mean and variance in two passes in the compute type, rounded once, as eager's kernels do."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _training(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(y, batch mean, batch 1/std, new running mean, new running variance); the running variance is the unbiased one."""
+    """(y, batch mean, batch 1/std, new running mean, new running variance, which is the unbiased one)."""
     dims = tuple(i for i in range(x.rank) if i != 1)
     batch_var, batch_mean, _ = variance(k, x, dims)
     inverse = inverse_std(k, batch_var, eps)

@@ -19,7 +19,8 @@ MAX_POINTS = 64  # largest constant tensor that is worked out now
 # Operators that take a number in the place of the tensor at these positions.
 _TAKES_NUMBER: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
-        ("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "eq", "ne", "lt", "le", "gt", "ge"), (1,)
+        ("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "eq", "ne", "lt", "le", "gt", "ge"),
+        (1,),
     ),
     "pow": (1,),
     "where": (1, 2),
@@ -40,10 +41,8 @@ def fold(graph: Graph) -> Graph:
         value = _constant(graph, node, known)
         if value is not None:
             known[node.name] = value
-            node = Node(
-                node.outputs, "full", (), (("size", node.type.shape), ("fill_value", value), ("dtype", node.type.dtype)),
-                node.types, node.loc,
-            )  # fmt: skip
+            attrs = (("size", node.type.shape), ("fill_value", value), ("dtype", node.type.dtype))
+            node = Node(node.outputs, "full", (), attrs, node.types, node.loc)
         elif _is_neutral(graph, node) and node.name not in graph.live_out:
             renamed[node.name] = node.refs[0]
             continue

@@ -186,9 +186,14 @@ def _error(token: Token, message: str) -> _Misuse:
 
 
 def parse_kernels(text: str, file: str = "<text>") -> list[KernelSpec]:
-    """All kernels of a .kir text. KVC0301 with the line where it does not parse."""
+    """All kernels of a .kir text. KVC0301 with the line where one does not parse, KVC0302 where an invariant breaks."""
     from kvc.check import check_kernel
 
+    return [check_kernel(kernel) for kernel in parse_unchecked(text, file)]
+
+
+def parse_unchecked(text: str, file: str = "<text>") -> list[KernelSpec]:
+    """All kernels of a .kir text, whatever their meaning."""
     try:
         kernels: list[KernelSpec] = _Build().transform(_grammar().parse(text))
     except UnexpectedInput as e:
@@ -198,8 +203,6 @@ def parse_kernels(text: str, file: str = "<text>") -> list[KernelSpec]:
         if not isinstance(e.orig_exc, _Misuse):
             raise
         raise KvcError("KVC0301", str(e.orig_exc), Location(file, e.orig_exc.line)) from None
-    for kernel in kernels:
-        check_kernel(kernel)
     return kernels
 
 
