@@ -111,14 +111,19 @@ class Alignment:
     def _inline_guarded(self) -> None:
         """A guarded read of a pointwise temporary becomes its expression, with the guard on what it loads."""
 
+        def inlines(expr: Expr) -> bool:
+            if not isinstance(expr, Load) or expr.other is None or expr.tensor not in self.stmts:
+                return False
+            return self.stmts[expr.tensor].over is None
+
         def visit(expr: Expr) -> Expr:
-            if isinstance(expr, Load) and expr.other is not None and expr.tensor in self.stmts:
-                inner = self.stmts[expr.tensor]
-                return compose(self._typed(), self.algebra, expr, inner) if inner.over is None else expr
+            if isinstance(expr, Load) and inlines(expr):
+                # What comes out may itself read a temporary under a guard.
+                return transform(compose(self._typed(), self.algebra, expr, self.stmts[expr.tensor]), visit)
             return expr
 
         for target, stmt in self.stmts.items():
-            if any(load.other is not None and load.tensor in self.stmts for load in stmt.loads()):
+            if any(inlines(load) for load in stmt.loads()):
                 self.stmts[target] = self.simplify(stmt.map(lambda root: transform(root, visit)))
 
     def _typed(self) -> KernelSpec:

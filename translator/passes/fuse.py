@@ -23,6 +23,7 @@ from kvc.passes.access import loads_in_index
 from kvc.passes.extract import extract
 from kvc.patterns import Contraction, Pattern, Pointwise, Rows, Staged, Window, match, points
 
+TINY_POINTS = 1024  # one workgroup's worth
 MAX_OPERANDS = 24  # pointers of one launch; siblings are not merged beyond
 
 
@@ -286,12 +287,16 @@ class Fusion:
                 self.shed(target)
 
     def _siblings(self) -> None:
-        """Merge groups of one kind over the same points that share an operand."""
-        by_input: dict[str, list[int]] = {}
+        """Merge groups of one kind over the same points that share an operand, or that are too small to be worth a
+        launch of their own (counters, running statistics)."""
+        shared: dict[object, list[int]] = {}
         for group in sorted(self.groups):
             for tensor in sorted(self.inputs(group)):
-                by_input.setdefault(tensor, []).append(group)
-        for groups in by_input.values():
+                shared.setdefault(tensor, []).append(group)
+            trial = self.kernel(group)
+            if isinstance(trial.pattern, Pointwise) and _domain(trial)[0] <= TINY_POINTS:
+                shared.setdefault(_domain(trial), []).append(group)
+        for groups in shared.values():
             for i, first in enumerate(groups):
                 for second in groups[i + 1 :]:
                     if first in self.groups and second in self.groups and self._are_siblings(first, second):
