@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
 from kvc.arch import arch as arch_row
 from kvc.simulator import lanes, poison
 from kvc.simulator.asm import Assembly, Instruction
@@ -35,12 +34,28 @@ Writer = Callable[[Group, np.ndarray], None]
 
 _IMPLICIT = ("vcc", "scc", "exec", "fp8", "bitop3")
 _HANDLED = {
-    "": frozenset("clamp mul div op_sel op_sel_hi neg_lo neg_hi bitop3 byte_sel".split()),
+    "": frozenset(["clamp", "mul", "div", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "bitop3", "byte_sel"]),
     "dpp": frozenset(
-        "quad_perm row_shl row_shr row_ror wave_shl wave_shr wave_rol wave_ror row_mirror row_half_mirror row_bcast"
-        " row_newbcast row_share row_mask bank_mask bound_ctrl".split()
+        [
+            "quad_perm",
+            "row_shl",
+            "row_shr",
+            "row_ror",
+            "wave_shl",
+            "wave_shr",
+            "wave_rol",
+            "wave_ror",
+            "row_mirror",
+            "row_half_mirror",
+            "row_bcast",
+            "row_newbcast",
+            "row_share",
+            "row_mask",
+            "bank_mask",
+            "bound_ctrl",
+        ]
     ),
-    "sdwa": frozenset("clamp mul div dst_sel dst_unused src0_sel src1_sel".split()),
+    "sdwa": frozenset(["clamp", "mul", "div", "dst_sel", "dst_unused", "src0_sel", "src1_sel"]),
 }
 _SCALAR_FORMATS = ("sop1", "sop2", "sopk", "sopc")
 
@@ -423,9 +438,7 @@ def _vector_taint(ins: Instruction, op: Op, bound: _Bound, assembly: Assembly, k
     if bitwise is not None and len(bound.sources) <= 2:
         words = dwords(op.dst[0])
         sources = [[raw_vector(source, "b32", ins, assembly, i) for i in range(words)] for source in bound.sources]
-        numbers = [
-            [register + i if register >= 0 else -1 for i in range(words)] for register in registers
-        ]
+        numbers = [[register + i if register >= 0 else -1 for i in range(words)] for register in registers]
         return poison.word_rule(bitwise, sources, numbers, vector=True, scc=False)
     return poison.spread
 

@@ -24,12 +24,64 @@ _MNEMONIC = re.compile(r"^[a-z][a-z0-9_]*$")
 _SUFFIX = re.compile(r"_(e32|e64_dpp|e64|dpp|sdwa)$")
 _MODIFIER = re.compile(r"^([a-z_][a-z0-9_]*)(?::(.+))?$")
 _VALUE_MODIFIERS = frozenset(
-    "offset offset0 offset1 op_sel op_sel_hi neg_lo neg_hi mul div quad_perm row_shl row_shr row_ror wave_shl wave_shr"
-    " wave_rol wave_ror row_bcast row_newbcast row_share row_mask bank_mask bound_ctrl dst_sel dst_unused src0_sel"
-    " src1_sel cbsz abid blgp bitop3 format neg byte_sel fi".split()
+    [
+        "offset",
+        "offset0",
+        "offset1",
+        "op_sel",
+        "op_sel_hi",
+        "neg_lo",
+        "neg_hi",
+        "mul",
+        "div",
+        "quad_perm",
+        "row_shl",
+        "row_shr",
+        "row_ror",
+        "wave_shl",
+        "wave_shr",
+        "wave_rol",
+        "wave_ror",
+        "row_bcast",
+        "row_newbcast",
+        "row_share",
+        "row_mask",
+        "bank_mask",
+        "bound_ctrl",
+        "dst_sel",
+        "dst_unused",
+        "src0_sel",
+        "src1_sel",
+        "cbsz",
+        "abid",
+        "blgp",
+        "bitop3",
+        "format",
+        "neg",
+        "byte_sel",
+        "fi",
+    ]
 )
 _FLAG_MODIFIERS = frozenset(
-    "clamp offen idxen glc slc dlc sc0 sc1 nt lds gds tfe lwe row_mirror row_half_mirror addr64 scc".split()
+    [
+        "clamp",
+        "offen",
+        "idxen",
+        "glc",
+        "slc",
+        "dlc",
+        "sc0",
+        "sc1",
+        "nt",
+        "lds",
+        "gds",
+        "tfe",
+        "lwe",
+        "row_mirror",
+        "row_half_mirror",
+        "addr64",
+        "scc",
+    ]
 )
 _DATA_WIDTHS = {".byte": 1, ".short": 2, ".hword": 2, ".2byte": 2, ".long": 4, ".int": 4, ".word": 4, ".4byte": 4,
                 ".quad": 8, ".8byte": 8}  # fmt: skip
@@ -121,7 +173,9 @@ def _evaluate(node: ast.expr, names: dict[str, str], assembly: Assembly, at: int
         return int(_BINARY[type(node.op)](left, right))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert, ast.Not)):
         value = _evaluate(node.operand, names, assembly, at)
-        return -value if isinstance(node.op, ast.USub) else ~value if isinstance(node.op, ast.Invert) else int(not value)
+        return (
+            -value if isinstance(node.op, ast.USub) else ~value if isinstance(node.op, ast.Invert) else int(not value)
+        )
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, right = _evaluate(node.left, names, assembly, at), _evaluate(node.comparators[0], names, assembly, at)
         test = {ast.Gt: left > right, ast.Lt: left < right, ast.Eq: left == right, ast.NotEq: left != right,
@@ -246,7 +300,8 @@ class _Reader:
             count, _, fill = rest.partition(",")
             data.extend(bytes([int(fill or "0", 0) & 255]) * self.out.evaluate(count))
         elif word == ".fill":
-            count, size, value = ([*(part.strip() for part in rest.split(",")), "1", "0"] + ["0"])[:3]
+            given = [part.strip() for part in rest.split(",")]
+            count, size, value = (*given, *("1", "1", "0")[len(given) :])
             data.extend(int(value, 0).to_bytes(8, "little", signed=False)[: int(size, 0)] * int(count, 0))
         elif word in (".ascii", ".asciz", ".string"):
             data.extend(ast.literal_eval("b" + rest) + (b"" if word == ".ascii" else b"\0"))
@@ -307,7 +362,7 @@ def _split(text: str) -> list[str]:
         if depth == 0 and char in ", ":
             if current:
                 parts.append(current)
-            current = "," if False else ""
+            current = ""
             continue
         current += char
     return [*parts, current] if current else parts

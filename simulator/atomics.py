@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Atomic:
-    """`dtype` of memory and operand (`width` bytes); `fn(old, operand, compare)`; `ufunc` does it unordered in place."""
+    """`dtype` of memory and operand (`width` bytes); `fn(old, operand, compare)`; `ufunc` does it in place."""
 
     width: int
     dtype: Any
@@ -111,7 +111,12 @@ DS = _ds_table()
 
 
 def apply(
-    memory: np.ndarray, index: np.ndarray, atomic: Atomic, operand: np.ndarray, compare: np.ndarray | None, returns: bool
+    memory: np.ndarray,
+    index: np.ndarray,
+    atomic: Atomic,
+    operand: np.ndarray,
+    compare: np.ndarray | None,
+    returns: bool,
 ) -> np.ndarray | None:
     """Update `memory` (1-D, atomic.dtype) at `index` [n]; returns the values before, in lane order, if asked."""
     if not returns and atomic.ufunc is not None:
@@ -124,7 +129,7 @@ def apply(
     starts = np.flatnonzero(first)
     turn = np.arange(len(index)) - np.repeat(starts, np.diff(np.append(starts, len(index))))
     by_turn = np.argsort(turn, kind="stable")
-    ends = np.cumsum(np.bincount(turn)) if len(index) else []
+    ends: list[int] = np.cumsum(np.bincount(turn)).tolist() if len(index) else []
     start = 0
     for end in ends:
         lanes = order[by_turn[start:end]]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from kvc.simulator.asm import CODE_BASE, INSTRUCTION_BYTES, Assembly, Instruction
 from kvc.simulator.faults import Trap
 from kvc.simulator.operands import parse_operand, refuse, scalar_reader, set_bits
@@ -34,8 +33,20 @@ _CONDITIONS: dict[str, Callable[[Group], np.ndarray]] = {
     "s_cbranch_execnz": lambda g: g.exec64 != 0,
 }
 _IDLE = frozenset(
-    "s_nop s_setprio s_sleep s_inst_prefetch s_set_gpr_idx_off s_icache_inv s_sethalt s_incperflevel s_decperflevel"
-    " s_ttracedata s_wakeup s_clause".split()
+    [
+        "s_nop",
+        "s_setprio",
+        "s_sleep",
+        "s_inst_prefetch",
+        "s_set_gpr_idx_off",
+        "s_icache_inv",
+        "s_sethalt",
+        "s_incperflevel",
+        "s_decperflevel",
+        "s_ttracedata",
+        "s_wakeup",
+        "s_clause",
+    ]
 )
 TERMINATORS = frozenset(
     [*_CONDITIONS, "s_branch", "s_endpgm", "s_barrier", "s_setpc_b64", "s_swappc_b64", "s_call_b64", "s_trap"]
@@ -142,7 +153,7 @@ def _getpc(ins: Instruction) -> Step:
 
 
 def _hardware_register(ins: Instruction, assembly: Assembly) -> Step:
-    """s_setreg of the MODE register is accepted where it states what kvc assumes anyway: denormals on, round to even."""
+    """s_setreg of the MODE register is accepted where it says what kvc assumes: denormals on."""
     text = " ".join(ins.operands)
     if ins.name == "s_setreg_imm32_b32" and re.match(r"^hwreg\(HW_REG_MODE,\s*4,\s*(2|4)\)", text.replace(" ", "")):
         value = parse_operand(ins.operands[-1], ins)

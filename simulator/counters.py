@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from kvc.simulator.state import LANES, Group
 from kvc.simulator.step import Step
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from kvc.simulator.asm import Assembly, Instruction
 from kvc.simulator.faults import Trap
 from kvc.simulator.operands import Operand, parse_operand, raw_scalar, raw_vector, refuse, set_bits
@@ -70,7 +69,7 @@ def _dpp_lanes(ins: Instruction) -> tuple[np.ndarray, np.ndarray]:
     if mods.get("row_bcast") == 31:
         return np.full(LANES, 31), _LANE >= 32
     if "row_newbcast" in mods or "row_share" in mods:
-        return row | mods.get("row_newbcast", mods.get("row_share")), always
+        return row | int(mods.get("row_newbcast", mods.get("row_share", 0))), always
     raise refuse(ins, "DPP control")
 
 
@@ -418,4 +417,3 @@ DECODERS: dict[str, Callable[[Instruction, Assembly], Step]] = {
     "v_mbcnt_lo_u32_b32": _mbcnt,
     "v_mbcnt_hi_u32_b32": _mbcnt,
 }
-

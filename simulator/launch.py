@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from kvc.arch import arch as arch_row
 from kvc.diagnostics import KvcError
 from kvc.simulator.abi import Descriptor, KernelArg, KernelInfo
@@ -30,8 +29,9 @@ _GARBAGE = 0xDEAD_BEEF
 
 @dataclass
 class LaunchReport:
-    """`seconds` is wall-clock time of the simulation, `cpu_seconds` processor time. `executed` is the set of instruction numbers that some wave ran,
-    `workgroups` the flat numbers of those that were run, `sampled` whether that is not all of them.
+    """`seconds` is wall-clock time of the simulation, `cpu_seconds` processor time. `executed` are the
+    numbers of the instructions that some wave ran, `workgroups` the flat numbers of those that were run, `sampled`
+    whether that is not all of them.
     """
 
     kernel: str
@@ -137,7 +137,8 @@ def launch(
         for step in [*item.steps, *([item.end] if item.end else [])]
     }
     return LaunchReport(
-        kernel_name, counters, time.perf_counter() - started, time.process_time() - processor, hazards, flat, len(flat) < every, executed,
+        kernel_name, counters, time.perf_counter() - started, time.process_time() - processor, hazards, flat,
+        len(flat) < every, executed,
         list(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -191,7 +192,7 @@ def _pack(parameter: KernelArg, value: Any, position: int) -> bytes:
     elif isinstance(value, np.generic):
         raw = value.tobytes()
     elif isinstance(value, float):
-        raw = {2: np.float16, 4: np.float32, 8: np.float64}.get(size, np.float64)(value).tobytes()
+        raw = np.array(value, f"f{size}" if size in (2, 4, 8) else "f8").tobytes()
     elif isinstance(value, int):
         raw = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     else:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 
 import numpy as np
-
 from kvc.simulator.asm import Assembly, Instruction
 from kvc.simulator.atomics import DS, Atomic, apply
 from kvc.simulator.counters import bank_conflicts
@@ -302,7 +301,11 @@ def gather_data(g: Group, register: int, width: int, shift: int = 0) -> np.ndarr
         pair = g.pair(register)
         return active_only(g, pair if pair.shape[1] == LANES else np.broadcast_to(pair, (g.W, LANES)))
     known = g.fragments.get((register, "b128"))
-    if known is not None and width == 16 and all(a is b for a, b in zip(known[0], g.R[register : register + 4], strict=True)):
+    if (
+        known is not None
+        and width == 16
+        and all(a is b for a, b in zip(known[0], g.R[register : register + 4], strict=True))
+    ):
         return active_only(g, known[1])
     words = np.empty((g.W, LANES, width // 4), U32)
     for i in range(width // 4):
@@ -373,7 +376,9 @@ def _atomic(ins: Instruction, atomic: Atomic) -> Step:
         if returns and before is not None:
             shaped = before.view(CARRIER[width])
             write_loaded(g, target, shaped.reshape(g.W, LANES) if g.full else shaped, width, None)
-        g.batch.waits.lds(g, sum(1 << target + i for i in range(count)) if returns else 0, "ds" if returns else "ds_write")
+        g.batch.waits.lds(
+            g, sum(1 << target + i for i in range(count)) if returns else 0, "ds" if returns else "ds_write"
+        )
 
     def taint(g: Group, step: Step) -> None:
         lanes = any_source(g, step)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from kvc.diagnostics import Location
 from kvc.simulator.faults import Hazard, SimFault, Trap
 from kvc.simulator.memory import Buffer, Memory
@@ -143,7 +142,7 @@ class Machine:
                 break
             group = self._choose()
             self._advance(group)
-        self._end_epoch(None, None)
+        self._end_epoch(None, [])
 
     # ---- choosing
 
@@ -245,7 +244,7 @@ class Machine:
                 self._hazard(g, step, trap)
         if g.W == batch.alive_total == len(batch.wave_wg):
             g.pc = following
-            self._end_epoch(None, g)
+            self._end_epoch(None, [g])
             return True
         g.pc = following
         self.parked.append(g)
@@ -270,13 +269,14 @@ class Machine:
             group = next(item for item in self.parked if not short.any() or short[item.wg].any())
             where = short[group.wg] if short.any() else np.ones(group.W, bool)
             trap = Trap(
-                "KVC0908", "waves wait at a barrier that other waves of the workgroup have ended without reaching", where,
+                "KVC0908", "waves wait at a barrier that other waves of its workgroup ended without reaching", where,
                 hint="all threads of a workgroup must reach the same barrier: do not return before it",
             )  # fmt: skip
             raise self._locate(group, None, trap, barrier=True)
         if not complete.any():
             return
         waiting, self.parked = self.parked, []
+        going = [group for group in waiting if complete[group.wg].any()]
         for group in waiting:
             go = complete[group.wg]
             if go.all():
@@ -286,17 +286,21 @@ class Machine:
                 self.ready.append(group.take(go))
                 group = group.take(~go)
             self.parked.append(group)
-        self._end_epoch(complete, None)
+        self._end_epoch(complete, going)
 
-    def _end_epoch(self, passing: np.ndarray | None, g: Group | None) -> None:
-        """Check the LDS accesses of workgroups that pass a barrier (all of them when `passing` is None)."""
+    def _end_epoch(self, passing: np.ndarray | None, going: list[Group]) -> None:
+        """Check the LDS accesses of workgroups that pass a barrier (all of them when `passing` is None).
+
+        `going` are the groups that do: reads they have not waited for still happen after the barrier.
+        """
         batch = self.batch
         lds = batch.lds
         lds.settle()
         if not lds.race:
             return
         try:
-            lds.check(passing, batch.wave_wg)
+            outstanding = {entry.pc for group in going for entry in group.queue[1] if "ds" in entry.tags}
+            lds.check(passing, batch.wave_wg, frozenset(outstanding))
         except RaceFound as race:
             step = Step(self.program.assembly.code[race.pc], "lds", lambda g: None, [], [], lambda g, s: None)
             fault = self._fault(step, race.trap, race.wave, None)

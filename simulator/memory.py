@@ -10,7 +10,6 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
-
 from kvc.arch import arch as arch_row
 from kvc.simulator.faults import Trap
 
@@ -161,7 +160,6 @@ class Memory:
             else:
                 _scatter(buffer, addr[chosen], values[chosen], width)
 
-
     def locate(self, addr: np.ndarray, width: int) -> list[tuple[Buffer, np.ndarray | None, np.ndarray]]:
         """For atomics: [(buffer, selection or None, element indices)] of 1-D addresses, aligned to `width`."""
         out = []
@@ -210,8 +208,9 @@ def _gather(buffer: Buffer, addr: np.ndarray, width: int) -> tuple[np.ndarray, n
     if buffer.written is None:
         return values, None
     offset = (addr - np.uint64(buffer.addr)).view(_INT64)
-    stale = ~buffer.written.take(offset[..., None] + np.arange(width)).all(axis=-1)
-    return values, stale if stale.any() else None
+    stale = ~np.all(buffer.written.take(offset[..., None] + np.arange(width)), axis=-1)
+    assert isinstance(stale, np.ndarray)
+    return values, stale if bool(stale.any()) else None
 
 
 def _scatter(buffer: Buffer, addr: np.ndarray, values: np.ndarray, width: int) -> None:

@@ -17,7 +17,6 @@ from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from kvc.arch import arch as arch_row
 from kvc.simulator.asm import Assembly, Instruction
 from kvc.simulator.operands import Operand, constant_bits, parse_operand, refuse, set_bits
@@ -228,7 +227,13 @@ def _fragment(g: Group, operand: Operand, tag: Any, build: Callable[[np.ndarray]
 
 
 def _matrix(
-    ins: Instruction, operands: list[Operand], shape: Shape, kinds: tuple[str, str], result: str, scaled: bool, arch: str
+    ins: Instruction,
+    operands: list[Operand],
+    shape: Shape,
+    kinds: tuple[str, str],
+    result: str,
+    scaled: bool,
+    arch: str,
 ) -> Step:
     target, a, b, c = operands[:4]
     fp64 = result == "f64"
@@ -258,8 +263,8 @@ def _matrix(
             )
         left = _fragment(g, a, (kinds[0], shape, broadcast), lambda w: build(w, kinds[0], number_a, index_a, None))
         if lanes is not None:
-            words = np.stack([g.vector(b.register + i)[:, lanes] for i in range(b.count)], axis=-1)
-            return left, build(words, kinds[1], number_b, index_b, None)
+            moved = np.stack([g.vector(b.register + i)[:, lanes] for i in range(b.count)], axis=-1)
+            return left, build(moved, kinds[1], number_b, index_b, None)
         right = _fragment(g, b, (kinds[1], shape, "b"), lambda w: build(w, kinds[1], number_b, index_b, None))
         return left, right
 
@@ -279,7 +284,7 @@ def _matrix(
 
     size = registers * (2 if fp64 else 1)
     targets = list(range(target.register, target.register + size))
-    sources = [o for o in (a, b, *operands[4:])]
+    sources = [a, b, *operands[4:]]
     reads = full([bit for operand in sources for bit in set_bits(operand, operand.count)] + set_bits(c, size))
     step = Step(ins, "mfma", run, reads, targets, _taint(sources, c, target, size))
     step.stats["flops"] = 2 * shape.m * shape.n * shape.k * shape.blocks
@@ -314,7 +319,9 @@ def _accumulator(ins: Instruction, c: Operand, registers: int, result: str) -> C
             return known[1].view(dtype)
         out = np.empty((g.W, registers, LANES), dtype)
         for i in range(registers):
-            out[:, i] = g.pair(register + 2 * i).view(dtype) if words > registers else g.vector(register + i).view(dtype)
+            out[:, i] = (
+                g.pair(register + 2 * i).view(dtype) if words > registers else g.vector(register + i).view(dtype)
+            )
         return out
 
     return read

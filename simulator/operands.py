@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from kvc.diagnostics import KvcError
 from kvc.simulator.asm import CODE_BASE, INSTRUCTION_BYTES, Assembly, Instruction
 from kvc.simulator.state import EXEC, M0, SCALAR_BIT, SCC_BIT, U32, U64, VCC, Group
@@ -42,8 +41,20 @@ _NAMED = {
     "flat_scratch_hi": (103, 1), "xnack_mask": (104, 2), "xnack_mask_lo": (104, 1), "xnack_mask_hi": (105, 1),
 }  # fmt: skip
 _SPECIAL = frozenset(
-    "scc src_scc vccz src_vccz execz src_execz src_shared_base src_private_base src_shared_limit src_private_limit"
-    " off null".split()
+    [
+        "scc",
+        "src_scc",
+        "vccz",
+        "src_vccz",
+        "execz",
+        "src_execz",
+        "src_shared_base",
+        "src_private_base",
+        "src_shared_limit",
+        "src_private_limit",
+        "off",
+        "null",
+    ]
 )
 _REGISTER = re.compile(r"^(v|a|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])$")
 _INT = re.compile(r"^-?(0x[0-9a-fA-F]+|\d+)$")
@@ -81,7 +92,7 @@ def parse_operand(text: str, ins: Instruction) -> Operand:
             text = text[len(prefix) : -1]
     if text.startswith("|"):
         absolute, text = True, text[1:-1]
-    flags = {"neg": neg, "absolute": absolute, "sext": sext}
+    flags: dict[str, Any] = {"neg": neg, "absolute": absolute, "sext": sext}
     if text in _NAMED:
         register, count = _NAMED[text]
         return Operand("s", register, count, **flags)
@@ -190,10 +201,7 @@ def raw_scalar(operand: Operand, kind: str, ins: Instruction, assembly: Assembly
         return read_s
     if operand.kind == "special":
         return _special(operand, ins, part)
-    if operand.kind == "symbol":
-        bits = symbol_value(operand, ins, assembly)
-    else:
-        bits = constant_bits(operand, kind, ins)
+    bits = symbol_value(operand, ins, assembly) if operand.kind == "symbol" else constant_bits(operand, kind, ins)
     value = np.array([(bits >> 32 * part) & 0xFFFF_FFFF], U32)
     return lambda g: value
 
@@ -246,7 +254,7 @@ def vector_reader(
     position: int,
     reshape: Callable[[Group, np.ndarray], np.ndarray] | None = None,
 ) -> Reader:
-    """Typed operand of a vector instruction; `position` indexes op_sel and its kin; `reshape` is DPP or SDWA on dwords."""
+    """Typed operand of a vector instruction; `position` indexes op_sel and its kin; `reshape` is DPP or SDWA."""
     if kind == "mask":
         if operand.kind != "s":
             raise refuse(ins, "lane mask")
@@ -293,7 +301,7 @@ def vector_reader(
 
 
 def part_shift(ins: Instruction, size: int, position: int) -> int:
-    """Bits below the half (`size` 2) or byte (1) of a source that op_sel picks; a byte takes op_sel's first two bits."""
+    """Bits below the half (`size` 2) or byte (1) of a source that op_sel picks; a byte takes its first two bits."""
     chosen = ins.mods.get("op_sel")
     if size == 1:
         return 8 * _selected(chosen, 0) + 16 * _selected(chosen, 1)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from kvc.simulator.faults import Trap
-from kvc.simulator.state import LANES, N_VECTOR, SCALAR_BIT, SCC_BIT, U32, U64, Group, pack
+from kvc.simulator.state import LANES, N_VECTOR, SCALAR_BIT, SCC_BIT, U32, Group, pack
 from kvc.simulator.step import Step, stale_bits
 
 ONES = np.uint32(0xFFFF_FFFF)
@@ -61,7 +60,7 @@ def partial(field: int) -> Rule:
 def _per_wave(g: Group, lanes: np.ndarray) -> np.ndarray:
     if lanes.shape[1] == LANES and not g.full:
         lanes = lanes & g.execb
-    return lanes.any(axis=1) * ONES
+    return np.asarray(lanes.any(axis=1)) * ONES
 
 
 def to_mask(g: Group, step: Step) -> None:
@@ -242,6 +241,6 @@ def select_rule(readers: list[Any], registers: list[int], mask: Callable[[Group]
 
 
 __all__ = [
-    "U64", "any_source", "bitwise", "clear", "demand", "linear_rule", "names", "parts_rule", "register_name", "select_rule",
+    "any_source", "bitwise", "clear", "demand", "linear_rule", "names", "parts_rule", "register_name", "select_rule",
     "spread", "to_mask", "word_rule",
 ]  # fmt: skip

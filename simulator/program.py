@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import kvc.simulator.isa  # noqa: F401  (fills the table)
 from kvc.arch import CDNA, arch
 from kvc.diagnostics import KvcError
 from kvc.simulator import alu, control, lanes, lds, mfma, smem, vmem
 from kvc.simulator.abi import KernelInfo, kernels_of
 from kvc.simulator.asm import DATA_BASE, Assembly, Instruction, parse
-import kvc.simulator.isa  # noqa: F401  (fills the table)
 from kvc.simulator.isa.table import REGISTRY
 from kvc.simulator.operands import refuse
 from kvc.simulator.state import N_VECTOR

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from kvc.simulator.faults import Trap
 from kvc.simulator.memory import CARRIER, Misaligned
 from kvc.simulator.state import LANES, Group
@@ -129,12 +128,22 @@ class Lds:
             self.partial = True
             self.check()
 
-    def check(self, passing: np.ndarray | None = None, wave_wg: np.ndarray | None = None) -> None:
-        """End the epoch of all workgroups, or of those that `passing` [workgroups] marks. RaceFound on a race."""
+    def check(
+        self,
+        passing: np.ndarray | None = None,
+        wave_wg: np.ndarray | None = None,
+        outstanding: frozenset[int] = frozenset(),
+    ) -> None:
+        """End the epoch of all workgroups, or of those that `passing` [workgroups] marks. RaceFound on a race.
+
+        Reads by the instructions `outstanding` have not returned: they take part in the next epoch too.
+        """
         log = self.log
         self.log, self.logged = [], 0
         if passing is not None and wave_wg is not None and not passing.all():
             log = self._select(log, passing, wave_wg)
+        newest = {entry.pc: entry for entry in log if entry.kind == "read" and entry.pc in outstanding}
+        self.log += newest.values()
         writes = [entry for entry in log if entry.kind == "write"]
         atomics = [entry for entry in log if entry.kind == "atomic"]
         if not writes and not atomics:
@@ -212,7 +221,9 @@ class Lds:
         if entry.kind == "write" and entry.values is not None:
             rows = bad.reshape(-1)
             now, _ = self.read(entry.address.reshape(-1)[rows], entry.width)
-            a, b = (np.ascontiguousarray(item).reshape(len(now), -1).view(np.uint8) for item in (entry.values[rows], now))
+            a, b = (
+                np.ascontiguousarray(item).reshape(len(now), -1).view(np.uint8) for item in (entry.values[rows], now)
+            )
             if (a == b).all():
                 return
         if entry.kind == "read":
@@ -221,9 +232,7 @@ class Lds:
             for address, wave, where in zip(*self._elements(entry, bad), strict=True):
                 granules = range(int(address) // self.granule, -(-(int(address) + entry.width) // self.granule))
                 mark = 1 << int(wave) % self.waves_per_group
-                still[where] = any(
-                    int(owner[item]) & ~mark and (int(wave), item) not in own for item in granules
-                )
+                still[where] = any(int(owner[item]) & ~mark and (int(wave), item) not in own for item in granules)
             if not still.any():
                 return
             bad = still

@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 
 import numpy as np
-
 from kvc.simulator.asm import Assembly, Instruction
 from kvc.simulator.faults import Trap
 from kvc.simulator.memory import Misaligned, OutOfBounds
 from kvc.simulator.operands import Operand, parse_operand, raw_scalar, refuse, set_bits
-from kvc.simulator.poison import names
+from kvc.simulator.poison import clear, names
 from kvc.simulator.state import EXEC, U32, U64, Group
 from kvc.simulator.step import Step, full
 
 _LOAD = re.compile(r"^s_(buffer_)?load_dword(?:x(\d+))?$")
-_IGNORED = frozenset("s_dcache_inv s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol".split())
+_IGNORED = frozenset(["s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol"])
 _CLOCKS = frozenset({"s_memtime", "s_memrealtime"})
 
 
@@ -117,4 +116,4 @@ def _clock(ins: Instruction) -> Step:
         g.swrite_pair(target.register, np.full(g.W, g.batch.retired, U64))
         g.batch.waits.smem(g, registers)
 
-    return Step(ins, "smem", run, [], bits, lambda g, step: [g.set_poison(bit, None) for bit in bits] and None)
+    return Step(ins, "smem", run, [], bits, clear)

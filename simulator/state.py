@@ -275,9 +275,7 @@ def _clean(waves: int, lanes: int) -> np.ndarray:
     return _CLEAN[waves, lanes]
 
 
-def join(
-    groups: list[Group], merge_queues: Callable[[list[Queue]], Queue], rebuild: Callable[[Group], None]
-) -> Group:
+def join(groups: list[Group], merge_queues: Callable[[list[Queue]], Queue], rebuild: Callable[[Group], None]) -> Group:
     """One group from several at the same instruction, waves in order of their index."""
     first = groups[0]
     out = Group.__new__(Group)

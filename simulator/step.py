@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 from kvc.simulator.asm import Instruction
 from kvc.simulator.state import Group
 
@@ -14,9 +13,9 @@ CLASSES = ("valu", "salu", "vmem", "smem", "lds", "flat", "mfma", "branch", "bar
 
 
 class Step:
-    """`run` executes the instruction for a group. `sources` are (register, bits read) pairs, `targets` registers written
-    (numbers of the set space, see `state`); `taint` propagates poison before `run`, `same_order` names the in-order
-    counter ("vm", "ds") whose pending results this instruction may overwrite without a wait.
+    """`run` executes the instruction for a group. `sources` are (register, bits read) pairs, `targets` the
+    registers written (numbers of the set space, see `state`); `taint` propagates poison before `run`,
+    `in_order` names the counter ("vm", "ds") whose pending results this instruction may overwrite without a wait.
     """
 
     __slots__ = (

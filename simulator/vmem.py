@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-
 from kvc.simulator.asm import Assembly, Instruction
 from kvc.simulator.atomics import GLOBAL, Atomic, apply
 from kvc.simulator.counters import transactions
@@ -63,14 +62,14 @@ _STORES = {
     "dword": Form(4), "dwordx2": Form(8), "dwordx3": Form(12), "dwordx4": Form(16),
 }  # fmt: skip
 _NAME = re.compile(r"^(global|flat|scratch|buffer)_(load|store|atomic)_(.+)$")
-_CACHE = frozenset("glc slc sc0 sc1 nt".split())
+_CACHE = frozenset(["glc", "slc", "sc0", "sc1", "nt"])
 _MODS = {
     "global": _CACHE | {"offset"}, "flat": _CACHE | {"offset"}, "scratch": _CACHE | {"offset"},
     "buffer": _CACHE | {"offset", "offen", "idxen", "lds"},
 }  # fmt: skip
 _MASK48 = np.uint64((1 << 48) - 1)
 _ADD_TID = 1 << 23
-_FLAT_FENCES = frozenset("buffer_wbl2 buffer_inv buffer_wbinvl1 buffer_wbinvl1_vol buffer_invl2".split())
+_FLAT_FENCES = frozenset(["buffer_wbl2", "buffer_inv", "buffer_wbinvl1", "buffer_wbinvl1_vol", "buffer_invl2"])
 
 
 class Where(NamedTuple):
@@ -114,7 +113,9 @@ def decode(ins: Instruction, assembly: Assembly) -> Step:
 # ---- addresses
 
 
-def _address(ins: Instruction, space: str, operands: list[Operand], width: int, assembly: Assembly) -> tuple[Address, list[tuple[int, int]]]:
+def _address(
+    ins: Instruction, space: str, operands: list[Operand], width: int, assembly: Assembly
+) -> tuple[Address, list[tuple[int, int]]]:
     """The address computation of an instruction and the registers it reads."""
     if space == "buffer":
         return _buffer_address(ins, operands, width, assembly)
@@ -151,7 +152,9 @@ def _address(ins: Instruction, space: str, operands: list[Operand], width: int, 
     return where, sources
 
 
-def _buffer_address(ins: Instruction, operands: list[Operand], width: int, assembly: Assembly) -> tuple[Address, list[tuple[int, int]]]:
+def _buffer_address(
+    ins: Instruction, operands: list[Operand], width: int, assembly: Assembly
+) -> tuple[Address, list[tuple[int, int]]]:
     vaddr, resource, soffset = operands
     immediate = int(ins.mods.get("offset", 0))
     offen, idxen = "offen" in ins.mods, "idxen" in ins.mods
@@ -167,7 +170,11 @@ def _buffer_address(ins: Instruction, operands: list[Operand], width: int, assem
         stride = (g.S[desc + 1].view(U32) >> 16) & 0x3FFF
         records = g.S[desc + 2].view(U32).astype(np.int64)
         extra = np.broadcast_to(scalar(g), g.W).astype(np.int64)
-        offset = g.R[register + idxen].view(U32).astype(np.int64) + immediate if offen else np.full((g.W, 1), immediate, np.int64)
+        offset = (
+            g.R[register + idxen].view(U32).astype(np.int64) + immediate
+            if offen
+            else np.full((g.W, 1), immediate, np.int64)
+        )
         if (g.S[desc + 1].view(U32) >> 31).any():
             raise Trap("KVC0902", "swizzled buffer resource")
         if idxen:
@@ -218,7 +225,9 @@ def _is_scratch_resource(g: Group, desc: int) -> bool:
     return bool(int(g.S[desc + 3].view(U32)[0]) & _ADD_TID)
 
 
-def _buffer_or_scratch(ins: Instruction, operands: list[Operand], width: int, assembly: Assembly) -> tuple[Address, list[tuple[int, int]]]:
+def _buffer_or_scratch(
+    ins: Instruction, operands: list[Operand], width: int, assembly: Assembly
+) -> tuple[Address, list[tuple[int, int]]]:
     """Buffer addressing, or the swizzled per-lane form where the resource in use is that of scratch (gfx90a)."""
     plain, sources = _buffer_address(ins, operands, width, assembly)
     vaddr, resource, soffset = operands
@@ -237,7 +246,9 @@ def _buffer_or_scratch(ins: Instruction, operands: list[Operand], width: int, as
     return where, sources
 
 
-def _bound(ins: Instruction, space: str, texts: tuple[str, ...], width: int, assembly: Assembly) -> tuple[Address, list[tuple[int, int]]]:
+def _bound(
+    ins: Instruction, space: str, texts: tuple[str, ...], width: int, assembly: Assembly
+) -> tuple[Address, list[tuple[int, int]]]:
     operands = [parse_operand(text, ins) for text in texts]
     if space == "buffer":
         if len(operands) != 3:
@@ -292,14 +303,24 @@ def _load(ins: Instruction, space: str, form: Form, assembly: Assembly) -> Step:
                     values = np.broadcast_to(values, (g.W, LANES))
                 shaped = values if not g.full else values.reshape(g.W, LANES)
                 old_shape = shaped.reshape(-1)
-                merged, stale = merge_half(g, target, old_shape, None if stale is None else stale.reshape(-1), form.high)
+                merged, stale = merge_half(
+                    g, target, old_shape, None if stale is None else stale.reshape(-1), form.high
+                )
                 values = merged.reshape(shaped.shape)
         write_loaded(g, target, values, form.width, stale)
         _pend(g, space, registers, "load")
 
     targets = list(range(target, target + count))
     own = full([target]) if form.half else []
-    step = Step(ins, "flat" if space == "flat" else "vmem", run, sources + own, targets, _address_taint(sources, not form.half), "vm")
+    step = Step(
+        ins,
+        "flat" if space == "flat" else "vmem",
+        run,
+        sources + own,
+        targets,
+        _address_taint(sources, not form.half),
+        "vm",
+    )
     return step
 
 
@@ -364,7 +385,7 @@ def _flat_load(g: Group, at: Where, width: int) -> tuple[np.ndarray, np.ndarray 
     flat = _as_flat(g, at)
     shape = (flat.addr.size, 3) if width == 12 else (flat.addr.size,)
     out = np.zeros(shape, CARRIER[4 if width == 12 else width])
-    stale = np.zeros(flat.addr.size, bool)
+    stale: np.ndarray = np.zeros(flat.addr.size, bool)
     for chosen, where in _spaces(g, flat):
         if where is None:
             address = _lds_addresses(g, flat, chosen, width)
@@ -481,7 +502,9 @@ def _store(ins: Instruction, space: str, form: Form, assembly: Assembly) -> Step
         _pend(g, space, 0, "store")
 
     own = [(data + i, field) for i in range(count)]
-    step = Step(ins, "flat" if space == "flat" else "vmem", run, sources + own, [], _address_taint(sources, False), "vm")
+    step = Step(
+        ins, "flat" if space == "flat" else "vmem", run, sources + own, [], _address_taint(sources, False), "vm"
+    )
     return step
 
 

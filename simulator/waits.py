@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from kvc.simulator.faults import Trap
 from kvc.simulator.poison import register_name
 from kvc.simulator.state import Group, Queue
