@@ -189,14 +189,8 @@ class Scope(ValueScope):
         if arg:
             value = inner.value(substitute(stmt.expr, at))
             inner.best_of(over.op, best, result, inner.strong(value, kind), inner.index(at[over.axes[0]]), where)
-        elif (
-            over.op == "sum"
-            and kind.is_float
-            and where is None
-            and isinstance(stmt.expr, Call)
-            and stmt.expr.fn == "mul"
-        ):
-            factors = (inner.to(inner.value(substitute(f, at)), kind) for f in stmt.expr.args)
+        elif over.op == "sum" and kind.is_float and where is None and is_product(stmt.expr):
+            factors = (inner.to(inner.value(substitute(f, at)), kind) for f in stmt.expr.children)
             inner.emit(f"{best} = tl.fma({', '.join(f.text for f in factors)}, {best})")
         else:
             inner.accumulate(over.op, best, inner.value(substitute(stmt.expr, at)), kind, where)

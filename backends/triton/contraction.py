@@ -211,8 +211,8 @@ class _Tile:
         scope, fresh = self.scope, self.kernel.fresh
         program, tile_m, tile_n = fresh("program"), fresh("tile_m"), fresh("tile_n")
         scope.emit(f"{program} = tl.program_id(0)")
-        scope.emit(f"tiles_m: tl.constexpr = tl.cdiv({self.shape.m}, BLOCK_M)")
-        scope.emit(f"tiles_n: tl.constexpr = tl.cdiv({self.shape.n}, BLOCK_N)")
+        scope.emit(f"tiles_m: tl.constexpr = ({self.shape.m} + BLOCK_M - 1) // BLOCK_M")
+        scope.emit(f"tiles_n: tl.constexpr = ({self.shape.n} + BLOCK_N - 1) // BLOCK_N")
         self.kernel.names |= {"tiles_m", "tiles_n", "group", "height"}
         if self.shape.batch > 1:
             self._open_batch(program)

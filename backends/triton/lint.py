@@ -163,7 +163,7 @@ def _name_findings(tree: ast.Module) -> Iterator[_Finding]:
 
 
 def _call_findings(tree: ast.Module, arch: ArchSpec, numerics: str) -> Iterator[_Finding]:
-    for node in ast.walk(tree):
+    for node in (n for top in tree.body if not _is_main(top) for n in ast.walk(top)):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rpartition(".")[2]

@@ -43,7 +43,7 @@ _FLOAT: dict[str, str] = {
 _FLOAT |= {
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
-    "round": "libdevice.rint({0})",
+    "round": "libdevice.nearbyint({0})",
     "abs": "tl.abs({0})",
     "sign": "sign({0})",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",

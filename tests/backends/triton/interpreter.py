@@ -114,7 +114,7 @@ def install_libdevice() -> None:
 
         return call
 
-    special = {"rint": torch.round, "pow": torch.pow, "fmod": torch.fmod, "atan2": torch.atan2}
+    special = {"nearbyint": torch.round, "pow": torch.pow, "fmod": torch.fmod, "atan2": torch.atan2}
     names = [
         "exp",
         "exp2",

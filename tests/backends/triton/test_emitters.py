@@ -1,0 +1,179 @@
+"""Emitted kernels, compiled for real chips and run on the simulator, against the float64 oracle."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import SCHEDULE, SPECS, first, spec
+from conftest import problems, simulate
+
+from kvc.arch import CDNA, arch
+from kvc.backends.triton import TritonTarget
+from kvc.backends.triton.generic import GenericEmitter
+from kvc.backends.triton.toolchain import compile_candidate
+from kvc.emitter import Candidate, Task
+from kvc.interpret import interpret
+from kvc.kernel import KernelSpec
+from kvc.text import parse_kernel
+from kvc.verify.inputs import draw
+from kvc.verify.oracle import Examiner
+
+CHIP = "gfx942"
+
+
+def emit(name: str, chip: str = CHIP, **knobs: int) -> Candidate:
+    task = Task(spec(name), arch(chip))
+    return next(first(task).propose(task, tuple(knobs.items()), (), 0))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_preferred_schedule(name: str) -> None:
+    assert emit(name).schedule == SCHEDULE[name]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_result(name: str) -> None:
+    assert problems(emit(name), Examiner(spec(name)), ("normal",)) == []
+
+
+@pytest.mark.parametrize("name", [n for n in SPECS if SCHEDULE[n] != "generic"])
+def test_generic_result(name: str) -> None:
+    task = Task(spec(name), arch(CHIP))
+    candidate = next(GenericEmitter().propose(task, (), (), 0))
+    assert problems(candidate, Examiner(spec(name)), ("normal",)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chip", CDNA)
+@pytest.mark.parametrize("name", SPECS)
+def test_every_input_set_on_every_chip(name: str, chip: str) -> None:
+    examiner = Examiner(spec(name))
+    sets = tuple(s for s in examiner.input_sets if s != "special" or name != "casts")
+    assert problems(emit(name, chip), examiner, sets) == []
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_compiles_for_nvidia(name: str) -> None:
+    compiled = compile_candidate(emit(name, "sm_90"))
+    assert all(".target sm_90" in o.asm for o in compiled.objects.values())
+
+
+SETTINGS = [
+    ("softmax", {"ROWS": 1, "COLUMNS": 64, "num_warps": 1}),  # passes over the row
+    ("softmax", {"ROWS": 4, "COLUMNS": 128, "num_warps": 2}),
+    ("softmax", {"ROWS": 4, "COLUMNS": 512, "num_warps": 4}),
+    ("layer_norm", {"ROWS": 2, "COLUMNS": 64, "num_warps": 1}),
+    ("layer_norm", {"ROWS": 8, "COLUMNS": 128, "num_warps": 2}),
+    ("arg_extrema", {"ROWS": 2, "COLUMNS": 16, "num_warps": 1}),
+    ("any_all", {"ROWS": 2, "COLUMNS": 16, "num_warps": 1}),
+    ("total", {"ROWS": 1, "COLUMNS": 64, "num_warps": 1}),
+    ("linear_gelu", {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 16, "num_warps": 2}),
+    ("linear_gelu", {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 128, "num_warps": 1, "matrix_instr_nonkdim": 16}),
+    ("conv_bn_relu", {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2, "num_warps": 1}),
+    ("matmul_f32", {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "matrix_instr_nonkdim": 32}),
+    ("gelu_add", {"BLOCK": 1024, "num_warps": 4}),
+    ("scans", {"COLUMNS": 256, "num_warps": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "knobs"), SETTINGS)
+def test_result_under_other_knobs(name: str, knobs: dict[str, int]) -> None:
+    assert problems(emit(name, **knobs), Examiner(spec(name)), ("normal",)) == []
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("chip", ["gfx90a", "sm_90"])
+def test_space_fits_the_chip(name: str, chip: str) -> None:
+    row = arch(chip)
+    task = Task(spec(name), row)
+    space = first(task).space(task)
+    assert space.default == space.configurations[0]
+    assert len(set(space.configurations)) == len(space.configurations)
+    for setting in space.configurations:
+        assert int(dict(setting)["num_warps"]) * row.wave_size <= row.max_threads
+
+
+def without_constants(source: str) -> str:
+    """The source without its header and the values of its knob constants."""
+    body = "\n".join(line for line in source.splitlines() if not line.startswith("#"))
+    return re.sub(r"constexpr\(\d+\)", "constexpr(?)", body)
+
+
+def test_knobs_of_one_structure_change_only_constants() -> None:
+    a = emit("linear_gelu", BLOCK_M=16, BLOCK_N=32, BLOCK_K=32)
+    b = emit("linear_gelu", BLOCK_M=32, BLOCK_N=64, BLOCK_K=16)
+    assert a.source != b.source
+    # 72 is a multiple of neither 32 nor 16, so both carry the same masks.
+    assert without_constants(a.source) == without_constants(b.source)
+
+
+def test_a_block_that_divides_needs_no_mask_and_says_so() -> None:
+    text = "kernel k(x: f32[m=64,k=64]) -> (y: f32[m,k]) {\n  y[m,k] = x[m,k] + 1.0\n}"
+    task = Task(parse_kernel(text), arch(CHIP))
+    candidate = next(first(task).propose(task, (("BLOCK", 256),), (), 0))
+    assert "mask" not in candidate.source
+    assert "tl.static_assert(4096 // BLOCK * BLOCK == 4096)" in candidate.source
+    broken = replace(candidate, source=candidate.source.replace("constexpr(256)", "constexpr(8192)"))
+    with pytest.raises(Exception, match="KVC0502"):
+        compile_candidate(broken)
+
+
+def test_emission_is_deterministic() -> None:
+    for name in SPECS:
+        assert emit(name).source == emit(name).source
+
+
+def test_launches_fit_what_the_source_says() -> None:
+    target = TritonTarget()
+    for name in SPECS:
+        candidate = emit(name)
+        assert target.lint(candidate.source, arch(CHIP)) == []
+        for launch in candidate.launches:
+            assert f"def {launch.kernel}(" in candidate.source
+            assert launch.block[0] == int(dict(launch.options)["num_warps"]) * arch(CHIP).wave_size
+        assert all(len(line) <= 120 for line in candidate.source.splitlines() if not line.startswith("#"))
+
+
+SYMBOLIC = """kernel symbolic<m in 1..100000 hint {m}, k in 1..5000 hint {k}>(x: f32[m,k], w: f32[k])
+    -> (y: f32[m,k], z: f32[m], c: f32[m,k], i: i64[m]) {{
+  s: f32[m] = sum(k) x[m,k] * w[k]
+  y[m,k] = x[m,k] * s[m] + #k
+  z[m] = s[m]
+  c[m,k] = scan sum(k) x[m,k]
+  i[m] = argmax(k) x[m,k]
+}}"""
+
+
+@pytest.mark.parametrize("size", [(13, 29), (1, 1), (70, 3), (3, 130)])
+def test_symbolic_sizes_take_any_extent(size: tuple[int, int]) -> None:
+    """One source, emitted for a hint of 13 x 29, launched as it is on other extents."""
+    emitted = next(GenericEmitter().propose(Task(parse_kernel(SYMBOLIC.format(m=13, k=29)), arch(CHIP)), (), (), 0))
+    actual: KernelSpec = parse_kernel(SYMBOLIC.format(m=size[0], k=size[1]))
+    workspace = tuple(replace(s, numel=max(actual.shape_of(s.name)[0], 1)) for s in emitted.workspace)
+    candidate = replace(emitted, task=Task(actual, arch(CHIP)), workspace=workspace)
+    inputs = draw(actual, "normal", 0)
+    got, want = simulate(candidate, inputs), interpret(actual, inputs)
+    for name in ("y", "z", "c"):
+        assert torch.allclose(got[name].double(), want[name], rtol=1e-5, atol=1e-4), name
+    assert torch.equal(got["i"], want["i"])
+
+
+def test_large_offsets_are_64_bit() -> None:
+    text = "kernel big(x: bf16[m=70000,k=40000], i: i64[n=4]) -> (y: bf16[n,k]) {\n  y[n,k] = x[i[n],k]\n}"
+    task = Task(parse_kernel(text), arch(CHIP))
+    assert "to(tl.int64)" in next(first(task).propose(task, (), (), 0)).source
+
+
+def test_falling_indices_avoid_buffer_instructions() -> None:
+    """A buffer instruction takes the negative part of such an offset for out of range."""
+    compiled = compile_candidate(emit("flip"))
+    assert "global_load" in compiled.objects["flip"].asm
+
+
+def test_accuracy_of_f32_products_is_stated() -> None:
+    assert 'input_precision="ieee"' in emit("matmul_f32").source
+    fast = Task(spec("matmul_f32"), arch(CHIP), "fast")
+    assert 'input_precision="bf16x3"' in next(first(fast).propose(fast, (), (), 0)).source
