@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from kvc.builder import Builder, Tensor
 
 Meaning = Callable[..., "Tensor | tuple[Tensor, ...]"]
+M = TypeVar("M", bound=Meaning)
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,10 @@ class OpDef:
 OPS: dict[str, OpDef] = {}
 
 
-def op(
-    *aten: str, name: str = "", samples: Sequence[Sample] = (), tolerance: float = 1.0
-) -> Callable[[Meaning], Meaning]:
+def op(*aten: str, name: str = "", samples: Sequence[Sample] = (), tolerance: float = 1.0) -> Callable[[M], M]:
     """Register the decorated meaning under the function's name (or `name`)."""
 
-    def register(meaning: Meaning) -> Meaning:
+    def register(meaning: M) -> M:
         key = name or meaning.__name__.rstrip("_")
         if key in OPS:
             raise ValueError(f"op {key} is defined twice")

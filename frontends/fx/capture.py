@@ -304,5 +304,5 @@ def _state_tensor(program: ExportedProgram, module: torch.nn.Module, kind: str, 
         return module.get_parameter(target).detach()
     if kind == "buffer":
         return module.get_buffer(target).detach()
-    constant: torch.Tensor = program.constants[target]  # type: ignore[assignment]
+    constant: torch.Tensor = program.constants[target]
     return constant.detach().clone()

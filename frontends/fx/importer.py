@@ -146,7 +146,7 @@ class Importer:
         args, attrs = self.arguments(node)
         result = node.meta.get("val")
         several = isinstance(result, list | tuple)
-        values = list(result) if isinstance(result, list | tuple) else [result]
+        values: list[Any] = list(result) if isinstance(result, list | tuple) else [result]
         if not values or not all(isinstance(v, torch.Tensor) for v in values):
             raise KvcError("KVC0202", f"{node.target} gives a Python value that depends on data", where,
                            hint="replace .item(), .tolist() or a branch on a tensor by tensor operations")  # fmt: skip

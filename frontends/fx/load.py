@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def _load_file(file: Path, name: str, seed: int) -> Loaded:
         loaded = _build(scope, name, seed, name=name or file.stem, root=root, file=str(file))
         for module in set(sys.modules) - before:
             origin = getattr(sys.modules[module], "__file__", None)
-            if origin and Path(origin).is_relative_to(root):
+            if isinstance(origin, str) and Path(origin).is_relative_to(root):
                 _OWNED.add(module)
     return loaded
 
@@ -150,15 +151,15 @@ def is_user_file(file: str) -> bool:
     return not any(Path(file).is_relative_to(folder) for folder in _not_user())
 
 
-def _not_user() -> tuple[str, ...]:
+@cache
+def _not_user() -> tuple[Path, ...]:
     import kvc
     import torch
 
-    stdlib = str(Path(traceback.__file__).parent)
-    own = (str(Path(p)) for p in (*kvc.__path__, Path(__file__).parent))
-    torch_root = str(Path(torch.__file__).parent)
-    inside = [str(Path(stdlib) / "importlib"), str(Path(stdlib) / "contextlib.py"), "frozen importlib"]
-    return (torch_root, *own, *inside)
+    stdlib = Path(contextlib.__file__).parent
+    own = [Path(str(p)) for p in kvc.__path__]
+    # Only what loading goes through: a model may well call other parts of the standard library.
+    return (Path(torch.__file__).parent, *own, Path(__file__).parent, stdlib / "importlib", stdlib / "contextlib.py")
 
 
 def short_path(file: str, root: str = "") -> str:

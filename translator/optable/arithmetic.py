@@ -256,9 +256,9 @@ def lerp(k: Builder, self: Tensor, end: Tensor, weight: TS) -> Tensor:
 
 def _unary(name: str, *, floats: bool, aten: str = "", body: Callable[[Expr], Any] | None = None) -> None:
     """Register a function of one variable: `floats` says that integers give floats."""
-    samples = (sample(t(3, 5)), sample(t()), sample(t(2, 3, 1, dtype="bf16")), sample(t(7, dtype="f16")))
+    samples = [sample(t(3, 5)), sample(t()), sample(t(2, 3, 1, dtype="bf16")), sample(t(7, dtype="f16"))]
     if floats or name in ("neg", "abs", "sign", "floor", "ceil", "round", "trunc"):
-        samples += (sample(ints(2, 3)),)
+        samples.append(sample(ints(2, 3)))
 
     def meaning(k: Builder, self: Tensor) -> Tensor:
         dtype = float_dtype(self.dtype) if floats else self.dtype

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 from kvc.builder import Builder, Tensor
 from kvc.kernel import Axis, Const, Expr, call
@@ -75,7 +76,7 @@ def _position(point: Axis, window: Axis, stride: int, dilation: int, padding: in
     return left + right - padding if padding else left + right
 
 
-def _unbatched(k: Builder, fn, x: Tensor, *rest) -> Tensor:  # type: ignore[no-untyped-def]
+def _unbatched(k: Builder, fn: Callable[..., Tensor], x: Tensor, *rest: Any) -> Tensor:
     axes = k.axes((1, *x.shape))
     batched = k.define(x.dtype, axes, x[axes[1:]])
     y = fn(k, batched, *rest)

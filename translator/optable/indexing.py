@@ -179,7 +179,7 @@ def _slab(k: Builder, base: Tensor, dim: int, index: Tensor, source: Tensor) -> 
     """Points of `source`, whose position along `dim` goes through the 1-d `index`."""
     d = dim_of(base, dim)
     axes = list(k.axes_like(source))
-    where = [index[a] if i == d else a for i, a in enumerate(axes)]
+    where: list[Expr] = [index[a] if i == d else a for i, a in enumerate(axes)]
     return axes, where, source[tuple(axes)]
 
 

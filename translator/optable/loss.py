@@ -144,7 +144,7 @@ def binary_cross_entropy_with_logits(
     extra = [w for w in (weight, pos_weight) if w is not None]
 
     def term(x: Expr, y: Expr, *w: Expr) -> Expr:
-        soft = call("softplus", -x)
+        soft: Expr = call("softplus", -x)
         if pos_weight is not None:
             soft = (1.0 + (w[-1] - 1.0) * y) * soft
         value = (1.0 - y) * x + soft

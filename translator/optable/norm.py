@@ -288,7 +288,7 @@ def batch_norm_no_stats(
     k: Builder, input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, ...]:
     """(y, batch mean, batch 1/std)."""
-    return _training(k, input, weight, bias, None, None, momentum, eps)[:3]  # type: ignore[return-value]
+    return _training(k, input, weight, bias, None, None, momentum, eps)[:3]
 
 
 @op(

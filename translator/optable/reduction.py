@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, prod
 
 from kvc.builder import Builder, Tensor
@@ -59,7 +59,7 @@ def sum_(k: Builder, self: Tensor, dim: Dims = None, keepdim: bool = False, dtyp
     return finish(k, total, dims, keepdim, result)
 
 
-def _as(x: Tensor, result: DType):  # type: ignore[no-untyped-def]
+def _as(x: Tensor, result: DType) -> Callable[[Expr], Expr]:
     """Values are converted before they are added, where the result is of another kind."""
     same = x.dtype.compute is result.compute
     return (lambda e: e) if same else (lambda e: Cast(result.compute, e))

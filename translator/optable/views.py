@@ -16,7 +16,8 @@ def _groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(source) or j < len(target):
-        a, b = [], []
+        a: list[int] = []
+        b: list[int] = []
         left = right = 1
         while True:
             if left <= right and i < len(source) and (not a or left < right or source[i] == 1):
