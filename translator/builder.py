@@ -9,11 +9,12 @@ def linear(k, x, w, b=None):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvc.dtypes import DType
-from kvc.kernel import Axis, Const, Expr, ExprLike, KernelSpec, Load, Operand, Over, Reduce, Size, Stmt, lift
+from kvc.kernel import Axis, Expr, ExprLike, KernelSpec, Load, Loop, Operand, Over, Reduce, Size, Stmt, lift
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Tensor:
     def __getitem__(self, index: ExprLike | tuple[ExprLike, ...]) -> Load:
         return self.at(index if isinstance(index, tuple) else (index,))
 
-    def at(self, index: Sequence[ExprLike], other: float | int | bool | None = None) -> Load:
-        guard = Const(other) if other is not None else None
+    def at(self, index: Sequence[ExprLike], other: ExprLike | None = None) -> Load:
+        guard = lift(other) if other is not None else None
         return Load(self.name, tuple(lift(i) for i in index), guard)
 
 
@@ -46,6 +47,7 @@ class Builder:
         self.stmts: list[Stmt] = []
         self.tensors: dict[str, Tensor] = {}
         self.prefix = "t"
+        self._loop: Loop | None = None
         self._fresh: dict[str, int] = {}
 
     def _name(self, stem: str) -> str:
@@ -85,11 +87,27 @@ class Builder:
         self, dtype: DType, axes: Sequence[Axis], expr: ExprLike, over: Over | None = None, name: str = ""
     ) -> Tensor:
         """Add a statement; the result has one dimension per axis."""
+        tensor = self.declare(dtype, axes, name)
+        self.stmts.append(Stmt(tensor.name, dtype, tensor.dims, lift(expr), over, self._loop))
+        return tensor
+
+    def declare(self, dtype: DType, axes: Sequence[Axis], name: str = "") -> Tensor:
+        """A tensor that a loop reads at its step before, ahead of its statement: `define` it later under its name."""
         name = name or self._name(self.prefix)
         dims = tuple(a.name for a in axes)
-        self.stmts.append(Stmt(name, dtype, dims, lift(expr), over))
         self.tensors[name] = Tensor(name, dtype, dims, tuple(self.size_of(a) for a in axes))
         return self.tensors[name]
+
+    @contextmanager
+    def loop(self, axis: Axis, reverse: bool = False) -> Iterator[Loop]:
+        """Statements defined inside run step by step along `axis`, each with it among its axes. The step before is read
+        at `axis + loop.back`, with the value before the first step as guard."""
+        assert self._loop is None, "loops do not nest"
+        self._loop = Loop(axis.name, reverse)
+        try:
+            yield self._loop
+        finally:
+            self._loop = None
 
     def sum(self, *axes: Axis, where: Expr | None = None) -> Reduce:
         return self.reduce("sum", *axes, where=where)

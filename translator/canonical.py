@@ -31,7 +31,8 @@ def rename(spec: KernelSpec, tensors: dict[str, str], axes: dict[str, str]) -> K
     def stmt(s: Stmt) -> Stmt:
         s = s.map(lambda root: transform(root, visit))
         names = tuple(axes.get(a, a) for a in s.axes)
-        return replace(s, target=tensors.get(s.target, s.target), axes=names, over=over(s.over))
+        loop = replace(s.loop, axis=axes.get(s.loop.axis, s.loop.axis)) if s.loop is not None else None
+        return replace(s, target=tensors.get(s.target, s.target), axes=names, over=over(s.over), loop=loop)
 
     operands = {
         o.name: replace(
@@ -58,6 +59,8 @@ def axis_order(spec: KernelSpec) -> list[str]:
     for operand in (*spec.inputs, *spec.outputs):
         order.update(dict.fromkeys(operand.dims))
     for stmt in spec.body:
+        if stmt.loop is not None:
+            order[stmt.loop.axis] = None
         order.update(dict.fromkeys(stmt.axes))
         order.update(dict.fromkeys(stmt.inner_axes))
         if isinstance(stmt.over, Scan | Order):

@@ -8,12 +8,29 @@ from kvc.diagnostics import KvcError
 from kvc.dtypes import BOOL, DTYPES, I64
 from kvc.functions import COMBINES, FUNCTIONS
 from kvc.graph import Graph
-from kvc.kernel import Axis, Call, Cast, Const, Expr, Extent, KernelSpec, Load, Order, Reduce, Scan, Scatter, Stmt, walk
-from kvc.simplify import IndexAlgebra, in_bounds
+from kvc.kernel import (
+    Axis,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Extent,
+    KernelSpec,
+    Load,
+    Loop,
+    Order,
+    Reduce,
+    Scan,
+    Scatter,
+    Stmt,
+    loads,
+    walk,
+)
+from kvc.simplify import IndexAlgebra, in_bounds, steps
 
 RESERVED = frozenset(COMBINES) | frozenset(FUNCTIONS) | frozenset(DTYPES) | {
     "kernel", "scan", "scatter", "sort", "argsort", "where", "set", "in", "hint", "multiple", "true", "false",
-    "inf", "nan", "reverse", "exclusive", "descending", "strides", "align", "alias",
+    "inf", "nan", "loop", "reverse", "exclusive", "descending", "strides", "align", "alias",
 }  # fmt: skip
 
 
@@ -29,11 +46,16 @@ def kernel_problems(spec: KernelSpec) -> Iterator[str]:
     yield from _name_problems(spec)
     known = {o.name for o in spec.inputs}
     algebra = IndexAlgebra(spec.size)
-    for stmt in spec.body:
+    for previous, stmt in zip((None, *spec.body), spec.body, strict=False):
         if stmt.target in known:
             yield f"{stmt.target} is defined twice"
             return
-        missing = [load.tensor for load in stmt.loads() if load.tensor not in known]
+        loop = stmt.loop
+        if loop is not None and (previous is None or previous.loop != loop):
+            if any(s.loop is not None and s.loop.axis == loop.axis and s.target in known for s in spec.body):
+                yield f"the loop over {loop.axis} is in two parts"
+        ahead = {s.target for s in spec.loops[loop]} if loop is not None else set()
+        missing = [load.tensor for load in stmt.loads() if load.tensor not in known | ahead]
         if missing:
             yield f"{stmt.target} reads {missing[0]}, which is not defined before it"
             return
@@ -42,6 +64,8 @@ def kernel_problems(spec: KernelSpec) -> Iterator[str]:
             yield f"{stmt.target} uses axis {unknown[0]}, which has no size"
             return
         yield from _stmt_problems(spec, stmt, algebra)
+        if loop is not None:
+            yield from _loop_problems(spec, stmt, loop, algebra, ahead & known)
         known.add(stmt.target)
     for out in spec.outputs:
         if out.name not in spec.stmt:
@@ -123,8 +147,43 @@ def _node_problems(spec: KernelSpec, stmt: Stmt, node: Expr, scope: set[str], al
                 yield f"{stmt.target}: {tensor} has {len(dims)} dims, not {len(index)}"
             elif any(spec.type_of(i).kind != "int" for i in index):
                 yield f"{stmt.target}: an index of {tensor} is not an integer"
+            elif not (other is None or isinstance(other, Const)) and not _is_carried(spec, stmt, node, algebra):
+                yield f"{stmt.target}: the guard of {tensor} is no literal, and the access no step before in a loop"
             elif other is None and _is_affine_outside(algebra, index, dims):
                 yield f"{stmt.target}: an access of {tensor} may fall outside it; it needs a guard"
+
+
+def _is_carried(spec: KernelSpec, stmt: Stmt, load: Load, algebra: IndexAlgebra) -> bool:
+    """Whether a load of the statement's loop is of the step before."""
+    source = spec.stmt.get(load.tensor)
+    loop = stmt.loop
+    if source is None or loop is None or source.loop != loop or loop.axis not in source.axes:
+        return False
+    return steps(algebra, loop.axis, load.index[source.axes.index(loop.axis)]) == loop.back
+
+
+def _loop_problems(spec: KernelSpec, stmt: Stmt, loop: Loop, algebra: IndexAlgebra, before: set[str]) -> Iterator[str]:
+    """What a statement of a loop does wrong; `before` are the loop's statements ahead of it."""
+    if loop.axis not in stmt.axes:
+        yield f"{stmt.target} has no axis {loop.axis}, which it loops over"
+        return
+    if not isinstance(stmt.over, Reduce | None):
+        yield f"{stmt.target}: a step of a loop is pointwise or a reduction"
+    for load in stmt.loads():
+        source = spec.stmt.get(load.tensor)
+        if source is None or source.loop != loop or len(load.index) != len(source.axes):
+            continue
+        at = source.axes.index(loop.axis) if loop.axis in source.axes else 0
+        rest = tuple(i for n, i in enumerate(load.index) if n != at)
+        if not _is_carried(spec, stmt, load, algebra):
+            if source.target not in before or steps(algebra, loop.axis, load.index[at]) != 0:
+                yield f"{stmt.target} reads {load.tensor} at a step that is neither done nor the one before"
+        elif load.other is None:
+            yield f"{stmt.target} reads {load.tensor} at the step before and gives no value for the first"
+        elif not in_bounds(algebra, rest, tuple(d for n, d in enumerate(source.axes) if n != at)):
+            yield f"{stmt.target} reads {load.tensor} at the step before and outside its other dims"
+        elif any(spec.stmt[r.tensor].loop == loop for r in loads(load.other) if r.tensor in spec.stmt):
+            yield f"{stmt.target}: the first value of {load.tensor} is read from the loop itself"
 
 
 def _is_affine_outside(algebra: IndexAlgebra, index: tuple[Expr, ...], dims: tuple[str, ...]) -> bool:

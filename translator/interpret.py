@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce as fold
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvc.dtypes import BOOL, DType
@@ -26,6 +27,7 @@ from kvc.kernel import (
     Extent,
     KernelSpec,
     Load,
+    Loop,
     Order,
     Reduce,
     Scan,
@@ -53,8 +55,12 @@ def interpret(spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str = 
     """Outputs by name. Inputs have their operands' logical shapes (any strides) and are not changed. Symbolic axes
     take their extents from the inputs. Float outputs are float64 in mode "oracle", else of the operand's dtype."""
     run = _Run(spec, inputs, mode)
-    for stmt in spec.body:
-        run.tensors[stmt.target] = run.statement(stmt)
+    for loop, stmts in groupby(spec.body, key=lambda s: s.loop):
+        if loop is not None:
+            run.loop(loop, list(stmts))
+            continue
+        for stmt in stmts:
+            run.tensors[stmt.target] = run.statement(stmt)
     return {o.name: run.tensors[o.name] for o in spec.outputs}
 
 
@@ -89,6 +95,20 @@ class _Run:
         return self.stored(dtype.compute)
 
     # ------------------------------------------------------------ statements
+    def loop(self, loop: Loop, stmts: list[Stmt]) -> None:
+        """Step by step, each statement into its slice of the whole tensor."""
+        import torch
+
+        for stmt in stmts:
+            shape = [self.extent[a] for a in stmt.axes]
+            self.tensors[stmt.target] = torch.zeros(shape, dtype=self.stored(stmt.dtype))
+        order = range(self.extent[loop.axis])
+        for step in reversed(order) if loop.reverse else order:
+            self.range[loop.axis] = (step, step + 1)
+            for stmt in stmts:
+                self.tensors[stmt.target].narrow(stmt.axes.index(loop.axis), step, 1).copy_(self.statement(stmt))
+        self.range.pop(loop.axis, None)
+
     def statement(self, stmt: Stmt) -> torch.Tensor:
         over = stmt.over
         if isinstance(over, Scatter):
@@ -111,9 +131,9 @@ class _Run:
     def split_axis(self, stmt: Stmt) -> tuple[str, int] | None:
         """The axis to evaluate in slices, and the slice's length, where the domain is too large for one go."""
         fixed = stmt.over.axis if isinstance(stmt.over, Scan | Order) else None
-        names = [a for a in stmt.axes if a != fixed]
+        names = [a for a in stmt.axes if a != fixed and a not in self.range]
         inner = [] if self.factors(stmt) else list(stmt.inner_axes)
-        points = fold(lambda a, b: a * b, (self.extent[a] for a in (*stmt.axes, *inner)), 1)
+        points = fold(lambda a, b: a * b, (self.length(a) for a in (*stmt.axes, *inner)), 1)
         if points <= MAX_POINTS or not names:
             return None
         axis = max(names, key=lambda a: self.extent[a])
@@ -326,11 +346,22 @@ class _Run:
 
         return Value(torch.tensor(const.value, dtype=to), ())
 
-    def load(self, tensor: torch.Tensor, dtype: DType, index: tuple[Expr, ...], other: Const | None) -> Value:
+    def load(self, tensor: torch.Tensor, dtype: DType, index: tuple[Expr, ...], other: Expr | None) -> Value:
         data = tensor
+        if other is not None and not isinstance(other, Const):
+            return self.carried(data, dtype, index, other)
         fast = self.separable(data, index, other)
         value = fast if fast is not None else self.gather(data, index, other)
         return Value(value.data.to(self.compute(dtype)), value.axes)
+
+    def carried(self, data: torch.Tensor, dtype: DType, index: tuple[Expr, ...], first: Expr) -> Value:
+        """The step before in a loop, which is either wholly inside or wholly before the first step."""
+        for i, n in zip(index, data.shape, strict=True):
+            at = self.eval(i).data
+            if bool(((at < 0) | (at >= n)).any()):
+                value = self.eval(first)
+                return Value(value.data.to(self.compute(dtype)), value.axes)
+        return self.load(data, dtype, index, None)
 
     def separable(self, data: torch.Tensor, index: tuple[Expr, ...], other: Const | None) -> Value | None:
         """Index expressions that share no axis select one dimension after the other, without an index tensor over

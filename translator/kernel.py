@@ -15,13 +15,21 @@ where any index lies outside the tensor. Arithmetic happens in the compute type 
 statement's dtype, so that each rounding eager does is a typed temporary and visible. Literals are weak: they take
 the type of the other operand (an int literal alone is an index, a float literal alone f32).
 
+Statements of a loop run step by step along one axis, and may read what the loop gave at the step before:
+
+    kernel decay(x: f32[t=9,n=5], a: f32[n], h0: f32[n]) -> (h: f32[t,n]) {
+      loop t {
+        h[t,n] = a[n] * h[t-1,n | h0[n]] + x[t,n]
+      }
+    }
+
 Everything is frozen and hashable. The printed text (kvc.text) is the identity of a spec after canonical renaming.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -111,18 +119,20 @@ class Extent(Expr):
 
 @dataclass(frozen=True)
 class Load(Expr):
-    """`tensor[index]`, or `tensor[index | other]`: `other` where any index is outside the tensor."""
+    """`tensor[index]`, or `tensor[index | other]`: `other` where any index is outside the tensor. It is a literal,
+    except where a loop reads its step before: there it is the value before the first step, any expression."""
 
     tensor: str
     index: tuple[Expr, ...]
-    other: Const | None = None
+    other: Expr | None = None
 
     @property
     def children(self) -> tuple[Expr, ...]:
-        return self.index
+        return self.index if self.other is None else (*self.index, self.other)
 
     def rebuild(self, children: tuple[Expr, ...]) -> Expr:
-        return Load(self.tensor, children, self.other)
+        rank = len(self.index)
+        return Load(self.tensor, children[:rank], children[rank] if len(children) > rank else None)
 
 
 @dataclass(frozen=True)
@@ -239,14 +249,31 @@ Over = Reduce | Scan | Scatter | Order
 
 
 @dataclass(frozen=True)
+class Loop:
+    """`loop axis [reverse] { ... }`: its statements run in order at each point of `axis`, from the first to the last (or
+    back). Each has `axis` among its own axes and is pointwise or a reduction. It reads other statements of the loop at
+    `axis`, where they stand before it, or any of them at the step before, `h[t-1,n | h0[n]]` (`t+1` in reverse). The
+    axis is the loop's identity: all its statements stand together."""
+
+    axis: str
+    reverse: bool = False
+
+    @property
+    def back(self) -> int:
+        """What leads from a step to the one before it."""
+        return 1 if self.reverse else -1
+
+
+@dataclass(frozen=True)
 class Stmt:
-    """Defines `target` over `axes`. `over` says how `expr` is combined; None is pointwise."""
+    """Defines `target` over `axes`. `over` says how `expr` is combined; None is pointwise. `loop`: the loop it runs in."""
 
     target: str
     dtype: DType
     axes: tuple[str, ...]
     expr: Expr
     over: Over | None = None
+    loop: Loop | None = None
 
     @property
     def roots(self) -> tuple[Expr, ...]:
@@ -329,6 +356,15 @@ class KernelSpec:
     def stmt(self) -> dict[str, Stmt]:
         return {s.target: s for s in self.body}
 
+    @cached_property
+    def loops(self) -> dict[Loop, tuple[Stmt, ...]]:
+        """The statements of each loop, in order."""
+        found: dict[Loop, tuple[Stmt, ...]] = {}
+        for s in self.body:
+            if s.loop is not None:
+                found[s.loop] = (*found.get(s.loop, ()), s)
+        return found
+
     @property
     def temps(self) -> tuple[Stmt, ...]:
         outputs = {o.name for o in self.outputs}
@@ -406,6 +442,20 @@ class KernelSpec:
         from kvc.text import print_kernel
 
         return hashlib.sha256(print_kernel(canonical(self)).encode()).hexdigest()[:16]
+
+
+def needed(body: Iterable[Stmt], targets: Iterable[str]) -> set[str]:
+    """All tensors that `targets` depend on, themselves included. Loops go round, so order does not matter."""
+    stmts = {s.target: s for s in body}
+    found = set(targets)
+    queue = list(found)
+    while queue:
+        stmt = stmts.get(queue.pop())
+        for load in stmt.loads() if stmt is not None else ():
+            if load.tensor not in found:
+                found.add(load.tensor)
+                queue.append(load.tensor)
+    return found
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from kvc.builder import Builder, Tensor
 from kvc.check import RESERVED, check_kernel
 from kvc.diagnostics import KvcError
 from kvc.graph import Arg, Attr, Graph, Node, Ref, TensorType
-from kvc.kernel import Expr, KernelSpec, Load, Operand, Stmt, transform
+from kvc.kernel import Expr, KernelSpec, Load, Operand, Stmt, needed, transform
 from kvc.ops import OpDef, op_table
 from kvc.simplify import simplify_indices
 
@@ -177,13 +177,9 @@ def _renamed(stmt: Stmt, names: dict[str, str]) -> Stmt:
 
 def _live(stmts: Iterable[Stmt], outputs: set[str]) -> list[Stmt]:
     """The statements that some output depends on, in order."""
-    needed = set(outputs)
-    kept = []
-    for stmt in reversed(list(stmts)):
-        if stmt.target in needed:
-            kept.append(stmt)
-            needed.update(load.tensor for load in stmt.loads())
-    return kept[::-1]
+    body = list(stmts)
+    live = needed(body, outputs)
+    return [s for s in body if s.target in live]
 
 
 __all__ = ["Provenance", "fallbacks", "lower", "meaning_of"]

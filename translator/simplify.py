@@ -343,8 +343,9 @@ def simplify_expr(algebra: IndexAlgebra, shape: Callable[[str], tuple[str, ...]]
         case Load(tensor, index, other):
             plain = IndexAlgebra(algebra.sizes) if algebra.facts else algebra
             index = tuple(plain.index(simplify_expr(plain, shape, i)) for i in index)
-            inside = other is not None and in_bounds(plain, index, shape(tensor))
-            return Load(tensor, index, None if inside else other)
+            if other is None or in_bounds(plain, index, shape(tensor)):
+                return Load(tensor, index)
+            return Load(tensor, index, simplify_expr(algebra, shape, other))
         case Call("where", (condition, a, b)):
             condition = simplify_expr(algebra, shape, condition)
             a = simplify_expr(algebra.assuming(condition), shape, a)
@@ -360,6 +361,12 @@ def simplify_expr(algebra: IndexAlgebra, shape: Callable[[str], tuple[str, ...]]
         case Cast(to, arg):
             return Cast(to, simplify_expr(algebra, shape, arg))
     return expr
+
+
+def steps(algebra: IndexAlgebra, axis: str, index: Expr) -> int | None:
+    """How far `index` lies ahead of the current step of a loop over `axis`; None where that is no constant."""
+    distance = algebra.linear(index).plus(algebra.linear(Axis(axis)), -1)
+    return None if distance.terms else distance.constant
 
 
 def in_bounds(algebra: IndexAlgebra, index: tuple[Expr, ...], dims: tuple[str, ...]) -> bool:

@@ -20,6 +20,7 @@ from kvc.kernel import (
     Extent,
     KernelSpec,
     Load,
+    Loop,
     Operand,
     Order,
     Over,
@@ -50,7 +51,7 @@ def expressions(axes: list[str], tensors: dict[str, tuple[str, ...]]) -> st.Sear
             return st.tuples(*[inner] * arity).map(lambda args: Call(fn, args)).filter(_is_normal)
 
         guarded = [
-            st.tuples(st.tuples(*[inner] * len(dims)), literals).map(lambda p, n=name: Load(n, p[0], p[1]))
+            st.tuples(st.tuples(*[inner] * len(dims)), literals | inner).map(lambda p, n=name: Load(n, p[0], p[1]))
             for name, dims in tensors.items()
         ]
         return st.one_of(
@@ -94,9 +95,12 @@ def specs(draw: st.DrawFn) -> KernelSpec:
         inputs.append(Operand(f"x{n}", draw(dtypes), own, strides, draw(st.sampled_from([16, 4, 2]))))
     tensors = {o.name: o.dims for o in inputs}
     body: list[Stmt] = []
+    loop: Loop | None = None
     for n in range(draw(st.integers(1, 4))):
         axes = draw(dims)
-        body.append(draw(_statement(f"t{n}", axes, names, tensors, draw(dtypes))))
+        if draw(st.booleans()):
+            loop = draw(st.none() | st.builds(Loop, st.sampled_from(names), st.booleans()))
+        body.append(replace(draw(_statement(f"t{n}", axes, names, tensors, draw(dtypes))), loop=loop))
         tensors[f"t{n}"] = axes
     outputs = []
     for s in body[-draw(st.integers(1, len(body))) :]:

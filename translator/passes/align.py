@@ -52,6 +52,7 @@ class Alignment:
                                                            for o in outputs}  # fmt: skip
         self.scope = ChainMap(self.sizes, whole.size)
         self.algebra = IndexAlgebra(self.scope)
+        self.loops: dict[str, str] = {}  # the axis of a loop, which is one for all its statements
         self.stmts = {t: self._own(whole.stmt[t]) for t in targets}
         self.digits: list[tuple[str, ...]] = []  # groups of axes that one axis was split into
         self.names: dict[str, str] = {}
@@ -66,11 +67,15 @@ class Alignment:
 
     def _own(self, stmt: Stmt) -> Stmt:
         """The statement under axis names that no other uses; symbolic axes keep theirs, since it is their identity."""
-        names = {
-            a: self._axis(a, self.whole.size[a])
-            for a in (*stmt.axes, *stmt.inner_axes)
-            if self.whole.size[a].size is not None
-        }
+        looped = stmt.loop.axis if stmt.loop is not None else None
+        names = {}
+        for a in (*stmt.axes, *stmt.inner_axes):
+            size = self.whole.size[a]
+            if size.size is not None and (a != looped or a not in self.loops):
+                names[a] = self._axis(a, size)
+        if looped is not None and looped in names:
+            self.loops[looped] = names[looped]
+        names |= {a: b for a, b in self.loops.items() if a == looped}
         return rename_axes(stmt, names)
 
     def extent(self, axis: str) -> int | None:
@@ -104,7 +109,8 @@ class Alignment:
         """What one thread must own: outputs, and all that follows from a reduction."""
         owned = set(self.outputs)
         for stmt in self.stmts.values():
-            if stmt.over is not None or any(load.tensor in owned - set(self.outputs) for load in stmt.loads()):
+            follows = any(load.tensor in owned - set(self.outputs) for load in stmt.loads())
+            if follows or stmt.over is not None or stmt.loop is not None:
                 owned.add(stmt.target)
         return owned
 
@@ -114,7 +120,8 @@ class Alignment:
         def inlines(expr: Expr) -> bool:
             if not isinstance(expr, Load) or expr.other is None or expr.tensor not in self.stmts:
                 return False
-            return self.stmts[expr.tensor].over is None
+            inner = self.stmts[expr.tensor]
+            return inner.over is None and inner.loop is None
 
         def visit(expr: Expr) -> Expr:
             if isinstance(expr, Load) and inlines(expr):
@@ -173,6 +180,8 @@ class Alignment:
     @staticmethod
     def _can_split(stmt: Stmt, axis: str) -> bool:
         over = stmt.over
+        if stmt.loop is not None and axis == stmt.loop.axis:
+            return False
         if isinstance(over, Scan | Order):
             return axis != over.axis
         if isinstance(over, Scatter):
@@ -330,7 +339,8 @@ def rename_axes(stmt: Stmt, names: dict[str, str]) -> Stmt:
     elif isinstance(over, Scan | Order):
         over = replace(over, axis=names.get(over.axis, over.axis))
     new: dict[str, Expr] = {a: Axis(b) for a, b in names.items()}
-    stmt = replace(stmt, axes=tuple(names.get(a, a) for a in stmt.axes), over=over)
+    loop = replace(stmt.loop, axis=names.get(stmt.loop.axis, stmt.loop.axis)) if stmt.loop is not None else None
+    stmt = replace(stmt, axes=tuple(names.get(a, a) for a in stmt.axes), over=over, loop=loop)
     return stmt.map(lambda root: substitute_axes(root, new))
 
 

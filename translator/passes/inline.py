@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvc.kernel import Expr, KernelSpec, Load, Stmt, transform
+from kvc.kernel import Expr, KernelSpec, Load, Stmt, needed, transform
 from kvc.passes.access import compose, loads_in_index
 from kvc.simplify import IndexAlgebra, simplify_stmt
 
@@ -13,6 +13,7 @@ def is_view(spec: KernelSpec, stmt: Stmt) -> bool:
     """Whether a statement only reads one tensor elsewhere: no arithmetic, no rounding, no indirection."""
     return (
         stmt.over is None
+        and stmt.loop is None
         and isinstance(stmt.expr, Load)
         and stmt.dtype is spec.dtype_of(stmt.expr.tensor)
         and not loads_in_index(stmt.expr)
@@ -41,11 +42,8 @@ def fold_views(spec: KernelSpec) -> KernelSpec:
 
 def drop_dead(spec: KernelSpec) -> KernelSpec:
     """The spec without statements that no output needs, and without axes that nothing uses."""
-    needed = {o.name for o in spec.outputs}
-    for stmt in reversed(spec.body):
-        if stmt.target in needed:
-            needed.update(load.tensor for load in stmt.loads())
-    body = tuple(s for s in spec.body if s.target in needed)
+    live = needed(spec.body, (o.name for o in spec.outputs))
+    body = tuple(s for s in spec.body if s.target in live)
     return used_sizes(replace(spec, body=body))
 
 

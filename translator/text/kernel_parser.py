@@ -18,6 +18,7 @@ from kvc.kernel import (
     Extent,
     KernelSpec,
     Load,
+    Loop,
     Operand,
     Order,
     Reduce,
@@ -53,9 +54,6 @@ class _Build(Transformer):
 
     def bool_literal(self, token: Token) -> Const:
         return Const(token == "true")
-
-    def signed(self, value: Const) -> Const:
-        return value
 
     def negate(self, arg: Expr) -> Expr:
         is_number = isinstance(arg, Const) and not isinstance(arg.value, bool)
@@ -93,7 +91,7 @@ class _Build(Transformer):
             raise _error(name, f"{name} takes {function.arity} arguments, not {len(args or [])}")
         return Call(str(name), tuple(args or []))
 
-    def load(self, name: Token, index: list[Expr] | None, other: Const | None) -> Expr:
+    def load(self, name: Token, index: list[Expr] | None, other: Expr | None) -> Expr:
         return Load(str(name), tuple(index or []), other)
 
     def axis(self, name: Token) -> Expr:
@@ -157,15 +155,21 @@ class _Build(Transformer):
         return Order(str(kind), str(axis), descending is not None)
 
     def stmt(self, target: Token, of: DType | None, axes: tuple[str, ...] | None, over: Any, expr: Expr) -> Any:
-        return target, of, axes or (), over, expr
+        return target, of, axes or (), over, expr, None
 
-    def kernel(self, name: Token, _symbolics: Any, inputs: Any, outputs: Any, *stmts: Any) -> KernelSpec:
+    def loop(self, axis: str, reverse: Token | None, *stmts: Any) -> Any:
+        loop = Loop(axis, reverse is not None)
+        return [(*stmt[:-1], loop) for stmt in stmts]
+
+    def kernel(self, name: Token, _symbolics: Any, inputs: Any, outputs: Any, *parts: Any) -> KernelSpec:
         dtypes = {o.name: o.dtype for o in outputs}
         body = []
-        for target, of, axes, over, expr in stmts:
+        for target, of, axes, over, expr, loop in (
+            s for part in parts for s in (part if isinstance(part, list) else [part])
+        ):
             if of is None and str(target) not in dtypes:
                 raise _error(target, f"{target} is no output, so it must declare its dtype, {target}: f32[...]")
-            body.append(Stmt(str(target), of or dtypes[str(target)], axes, expr, over))
+            body.append(Stmt(str(target), of or dtypes[str(target)], axes, expr, over, loop))
         sizes, self.sizes = tuple(self.sizes.values()), {}
         return KernelSpec(str(name), sizes, inputs or (), outputs, tuple(body))
 

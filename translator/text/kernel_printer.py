@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 from kvc.functions import FUNCTIONS
 from kvc.kernel import (
@@ -60,7 +61,7 @@ def _expr(expr: Expr) -> tuple[str, int]:
         case Cast(dtype, arg):
             return f"{dtype}({print_expr(arg)})", _ATOM
         case Load(tensor, index, other):
-            guard = f" | {literal(other.value)}" if other is not None else ""
+            guard = f" | {print_expr(other)}" if other is not None else ""
             return f"{tensor}[{','.join(map(print_expr, index))}{guard}]", _ATOM
         case Call("neg", (arg,)) if not isinstance(arg, Const):
             return "-" + _at_least(arg, _UNARY), _UNARY
@@ -133,6 +134,18 @@ def _stmt(stmt: Stmt, spec: KernelSpec, dims: _Dims) -> str:
     return f"  {stmt.target}{declared}[{axes}] = {over}{print_expr(stmt.expr)}"
 
 
+def _body(spec: KernelSpec, dims: _Dims) -> list[str]:
+    """The lines of all statements; those of a loop stand in its block."""
+    lines: list[str] = []
+    for loop, group in groupby(spec.body, key=lambda s: s.loop):
+        stmts = [_stmt(s, spec, dims) for s in group] if loop is None else []
+        if loop is not None:
+            head = f"  loop {dims((loop.axis,))}{' reverse' if loop.reverse else ''} {{"
+            stmts = [head, *(f"  {_stmt(s, spec, dims)}" for s in group), "  }"]
+        lines += stmts
+    return lines
+
+
 def print_kernel(spec: KernelSpec) -> str:
     """The text of a spec, without a trailing newline."""
     dims = _Dims(spec)
@@ -140,5 +153,5 @@ def print_kernel(spec: KernelSpec) -> str:
     head = f"kernel {spec.name}{'<' + ', '.join(symbolic) + '>' if symbolic else ''}"
     inputs = ", ".join(_operand(o, dims) for o in spec.inputs)
     outputs = ", ".join(_operand(o, dims) for o in spec.outputs)
-    body = "\n".join(_stmt(s, spec, dims) for s in spec.body)
+    body = "\n".join(_body(spec, dims))
     return f"{head}({inputs}) -> ({outputs}) {{\n{body}\n}}"
