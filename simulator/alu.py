@@ -224,7 +224,7 @@ def _vector(ins: Instruction, op: Op, bound: _Bound, assembly: Assembly, arch: s
         if bound.sources[0].kind != "v":
             raise refuse(ins, "DPP source")
         taint = lanes.dpp_taint(control, bound.sources[0].register, poison.spread)
-        sources += full(targets)  # lanes that DPP does not write keep what the target held
+        sources += [(register, 0) for register in targets]  # lanes that DPP does not write keep what the target held
         if any(register >= SCALAR_BIT for register in targets) and not (control.zero_fill and control.write.all()):
             raise refuse(ins, "lane mask written under a DPP mask")
     return Step(ins, "valu", run, sources, targets, taint)
@@ -410,7 +410,15 @@ def _partial_writer(
     return write
 
 
+#: 64-bit sums: the low dword depends on no high one, and compilers leave that undefined where they want the low alone.
+_LOW_FIRST = frozenset({"v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64"})
+
+
 def _vector_taint(ins: Instruction, op: Op, bound: _Bound, assembly: Assembly, kind: str) -> poison.Rule:
+    if op.name in _LOW_FIRST:
+        wide = [source.register + 1 for source, name in zip(bound.sources, op.src, strict=True) if name.endswith("64")]
+        kinds = [source.kind for source, name in zip(bound.sources, op.src, strict=True) if name.endswith("64")]
+        return poison.low_first(frozenset(r for r, kind in zip(wide, kinds, strict=True) if kind == "v"))
     if any(target in ("mask", "vcc") for target in op.dst):
         return poison.demand("EXEC") if "exec" in op.dst else poison.to_mask
     field = _field(ins, op, op.dst[0], kind)

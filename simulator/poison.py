@@ -6,7 +6,7 @@ bitwise operations keep the exact bits, since compilers build words out of halve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,12 @@ Rule = Callable[[Group, Step], None]
 
 def any_source(g: Group, step: Step) -> np.ndarray | None:
     """Lanes (bool [W, 64] or [W, 1]) in which some bit that the step reads is stale, or None."""
+    return _stale_lanes(g, step.sources)
+
+
+def _stale_lanes(g: Group, sources: Iterable[tuple[int, int]]) -> np.ndarray | None:
     out: np.ndarray | None = None
-    for register, mask in step.sources:
+    for register, mask in sources:
         if g.pmask >> register & 1:
             bits = stale_bits(g, register)
             if bits is not None:
@@ -75,6 +79,17 @@ def to_mask(g: Group, step: Step) -> None:
         bits = pack(lanes if g.full else lanes & g.execb).view(U32).reshape(g.W, 2)
     for i, register in enumerate(pairs):
         g.set_poison(register, None if lanes is None else bits[:, i & 1])
+
+
+def low_first(high: frozenset[int]) -> Rule:
+    """Sums of 64 bits: the low dword depends on all sources but the dwords `high`, the rest on all of them."""
+
+    def rule(g: Group, step: Step) -> None:
+        lanes = _stale_lanes(g, [source for source in step.sources if source[0] not in high])
+        to_mask(g, step)
+        g.set_vector_poison(step.targets[0], None if lanes is None else lanes * ONES)
+
+    return rule
 
 
 def clear(g: Group, step: Step) -> None:
@@ -241,6 +256,6 @@ def select_rule(readers: list[Any], registers: list[int], mask: Callable[[Group]
 
 
 __all__ = [
-    "any_source", "bitwise", "clear", "demand", "linear_rule", "names", "parts_rule", "register_name", "select_rule",
-    "spread", "to_mask", "word_rule",
+    "any_source", "bitwise", "clear", "demand", "linear_rule", "low_first", "names", "parts_rule", "register_name",
+    "select_rule", "spread", "to_mask", "word_rule",
 ]  # fmt: skip

@@ -103,7 +103,9 @@ def _unscale(c: Array, kind: str, mask: Array) -> Array:
 def _div_fmas_f32(a: Array, b: Array, c: Array, vcc: Array) -> Array:
     result = fma_f32(a, b, c)
     if np.count_nonzero(vcc):
-        at = np.nonzero(np.broadcast_to(vcc, result.shape))
+        if result.shape != (shape := np.broadcast_shapes(result.shape, vcc.shape)):
+            result = np.broadcast_to(result, shape).copy()  # uniform operands under a mask that is not
+        at = np.nonzero(np.broadcast_to(vcc, shape))
         x, y, z = (np.broadcast_to(v, result.shape)[at] for v in (a, b, c))
         result[at] = np.ldexp(floats.fma_odd(x, y, z), _unscale(z, "f32", np.True_).astype(np.int32)).astype(np.float32)
     return result
