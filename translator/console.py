@@ -106,5 +106,5 @@ def describe(attempts: list[Attempt]) -> str:
                 error = f", error {worst.error:.1e} of {worst.tolerance:.0e}" if worst else ""
                 words.append(f"{attempt.schedule} verified{' (cached)' if attempt.cached else ''}{error}")
             case Rejected(stage, diagnostic):
-                words.append(f"{attempt.schedule} rejected at {stage} ({diagnostic.code})")
+                words.append(f"{attempt.schedule} rejected at {stage} ({diagnostic.code}: {diagnostic.message})")
     return "; ".join(words) or "no emitter supports it"
