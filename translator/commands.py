@@ -23,6 +23,7 @@ from kvc.verify.verdict import Rejected, Verified
 if TYPE_CHECKING:
     from kvc.frontends.fx.capture import Captured
 
+Init = tuple[tuple[Any, ...], dict[str, Any]] | None
 DTYPE_NAMES = ("f32", "f16", "bf16")
 
 
@@ -59,11 +60,13 @@ def default_out(model: str) -> Path:
     return Path("out") / (f"{stem}_{name}" if name else stem)
 
 
-def captured_model(model: str, mode: str, dtype: str | None) -> Captured:
+def captured_model(model: str, mode: str, dtype: str | None) -> tuple[Captured, Init]:
+    """The captured model, and the arguments that it was constructed with, where kvc constructed it."""
     from kvc.frontends.fx.capture import capture_loaded
     from kvc.frontends.fx.load import load
 
-    return capture_loaded(load(model), mode=mode, dtype=check_dtype(dtype))
+    loaded = load(model)
+    return capture_loaded(loaded, mode=mode, dtype=check_dtype(dtype)), loaded.init
 
 
 def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]:
@@ -85,10 +88,10 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
     store = Store() if request.use_cache else None
     with console.progress(), WorkerPool(request.jobs, options.timeout_s) as pool:
         console.listen("stage", {"name": "capture"})
-        captured = captured_model(request.model, request.mode, request.dtype)
+        captured, init = captured_model(request.model, request.mode, request.dtype)
         bench = Bench(pool, executor, request.seed)
         done = translate(captured, target, row, options, bench=bench, store=store, listen=console.listen)
-        interface = interface_of(captured, Path(request.model).name, request.dtype or "")
+        interface = interface_of(captured, Path(request.model).name, request.dtype or "", init)
         references = [model_reference(captured, done.plan, request.seed)]
         done = write(out, done, interface, stored_constants(captured), references, bench, console.listen)
     summary = summary_of(done, out, time.monotonic() - started)
@@ -227,7 +230,7 @@ def verified_text(name: str, verdict: Verified) -> str:
 def run_ir(model: str, level: str, dtype: str | None, mode: str) -> str:
     from kvc.text import print_graph, print_kernel
 
-    captured = captured_model(model, mode, dtype)
+    captured, _ = captured_model(model, mode, dtype)
     if level == "graph":
         return print_graph(captured.graph)
     from kvc.pipeline_graph import plan

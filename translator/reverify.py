@@ -204,5 +204,5 @@ def _original_reference(model: str, lock: Mapping[str, Any], seed: int) -> Model
     from kvc.pipeline_graph import plan
     from kvc.whole import model_reference
 
-    captured = captured_model(model, lock["model"]["mode"], lock["model"]["dtype"] or None)
+    captured, _ = captured_model(model, lock["model"]["mode"], lock["model"]["dtype"] or None)
     return model_reference(captured, plan(captured.graph), seed)

@@ -35,7 +35,8 @@ _OWNED: set[str] = set()
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and example inputs. `root` is the folder that its imports are resolved from ("" for a package)."""
+    """A model and example inputs. `root` is the folder that its imports are resolved from ("" for a package); `init`
+    the constructor's arguments, where kvc constructed it."""
 
     name: str
     module: torch.nn.Module
@@ -43,6 +44,7 @@ class Loaded:
     kwargs: dict[str, Any]
     file: str = ""
     root: str = ""
+    init: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
 
 def load(target: str, seed: int = 0) -> Loaded:
@@ -181,11 +183,12 @@ def _build(scope: ModuleType, chosen: str, seed: int, *, name: str, root: str, f
 
     made = _lookup(scope, chosen, file or scope.__name__)
     inputs: Any = None
+    init: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     seed_all(seed)
     with user_code(f"{chosen or 'Model'} cannot be constructed", file or getattr(scope, "__file__", None) or ""):
         if isinstance(made, type):
-            args, kwargs = _arguments(_given(scope, "get_init_inputs"))
-            made = made(*args, **kwargs)
+            init = _arguments(_given(scope, "get_init_inputs"))
+            made = made(*init[0], **init[1])
         elif not isinstance(made, torch.nn.Module):
             made = made()
     if isinstance(made, tuple) and len(made) == 2:
@@ -204,7 +207,7 @@ def _build(scope: ModuleType, chosen: str, seed: int, *, name: str, root: str, f
             hint="define get_inputs() or example_inputs beside the model, or return (module, inputs)",
         )  # fmt: skip
     args, kwargs = _arguments(inputs)
-    return Loaded(name, made, args, kwargs, file, root)
+    return Loaded(name, made, args, kwargs, file, root, init)
 
 
 def _lookup(scope: ModuleType, chosen: str, where: str) -> Any:
