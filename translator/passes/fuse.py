@@ -46,7 +46,7 @@ class Trial:
 
 
 class Fusion:
-    """The grouping under construction. A barrier is a group that never merges."""
+    """The grouping under construction. Statements start alone, those of a loop together."""
 
     def __init__(self, whole: KernelSpec, barriers: Sequence[Barrier]) -> None:
         self.whole = whole
@@ -60,9 +60,11 @@ class Fusion:
         self.barriers = {len(self.position) + i: barrier for i, barrier in enumerate(barriers)}
         self.trials: dict[tuple[tuple[str, ...], tuple[str, ...]], Trial] = {}
         for target, tensors in self.reads.items():
-            self.groups[self.position[target]] = (target,)
-            self.owner[target] = self.position[target]
-            self.members[target] = {self.position[target]}
+            loop = whole.stmt[target].loop
+            group = self.position[target if loop is None else whole.loops[loop][0].target]
+            self.groups[group] = (*self.groups.get(group, ()), target)
+            self.owner[target] = group
+            self.members[target] = {group}
             for tensor in tensors:
                 if tensor in self.readers:
                     self.readers[tensor].append(target)
@@ -133,9 +135,13 @@ class Fusion:
     def kind(self, group: int) -> type:
         return type(self.kernel(group).pattern)
 
+    def _is_closed(self, group: int) -> bool:
+        """Whether a group never takes anything in: a barrier, or a loop, whose steps are one kernel by themselves."""
+        return group in self.barriers or self.whole.stmt[self.groups[group][0]].loop is not None
+
     def merge(self, first: int, second: int, allowed: Callable[[Trial], bool]) -> bool:
         """Merge two groups if that is legal, allowed and cheaper; the result takes the place of `first`."""
-        if first in self.barriers or second in self.barriers:
+        if self._is_closed(first) or self._is_closed(second):
             return False
         if self.reaches_around(first, second) or self.reaches_around(second, first):
             return False
@@ -157,7 +163,12 @@ class Fusion:
         """Compute a pointwise group inside each of its readers instead, if that is allowed and cheaper."""
         targets = self.groups[group]
         readers = self.consumers(group)
-        if not readers or self.kind(group) is not Pointwise or any(t in self.live for t in targets):
+        if (
+            not readers
+            or self._is_closed(group)
+            or self.kind(group) is not Pointwise
+            or any(t in self.live for t in targets)
+        ):
             return False
         own = self.kernel(group)
         gain = self._gain_in_readers(targets, readers, own.spec, _is_light_prologue)
@@ -174,7 +185,7 @@ class Fusion:
         readers = sorted({g for r in self.readers[target] for g in self.members[r]})
         if group in readers or not readers or target in self.live or len(self.members[target]) > 1:
             return False
-        if self.whole.stmt[target].over is not None:
+        if self._is_closed(group) or self.whole.stmt[target].over is not None:
             return False
         whole, moved = self.groups[group], self._with_unowned(target)
         left = self._needed(group, [t for t in whole if t != target], target)
@@ -232,7 +243,7 @@ class Fusion:
         allowed. `may_feed` says whether a contraction may compute them for its operands."""
         gain = 0.0
         for reader in readers:
-            if reader in self.barriers:
+            if self._is_closed(reader):
                 return None
             before = self.kernel(reader)
             after = self.trial({*self.groups[reader], *targets}, (reader,))
@@ -269,7 +280,7 @@ class Fusion:
     def _grow(self, kinds: tuple[type, ...], allowed: Callable[[Trial], bool], backwards: bool) -> None:
         """Let each group of these kinds take in its consumers and (`backwards`) producers until none fits."""
         for group in sorted(self.groups):
-            changed = group in self.groups and self.kind(group) in kinds
+            changed = group in self.groups and not self._is_closed(group) and self.kind(group) in kinds
             while changed:
                 changed = any(self.merge(group, g, allowed) for g in self._mergeable(self.consumers(group), kinds))
                 if backwards and not changed:
@@ -279,7 +290,7 @@ class Fusion:
     def _mergeable(self, groups: Iterable[int], kinds: tuple[type, ...]) -> list[int]:
         """Pointwise groups, and those of a kind that may join."""
         joins = {Pointwise} if Contraction in kinds else {Pointwise, *kinds}
-        return [g for g in groups if g not in self.barriers and self.kind(g) in joins]
+        return [g for g in groups if not self._is_closed(g) and self.kind(g) in joins]
 
     def _shed(self) -> None:
         for target in reversed(list(self.position)):

@@ -48,12 +48,15 @@ def _without(items: tuple, positions: list[int]) -> tuple:
 
 
 def _kept_dims(spec: KernelSpec, unit: set[str]) -> dict[str, set[int]]:
-    """Dims of temporaries that must stay: read at an index that may not be 0, or bound by a scan, sort or scatter."""
+    """Dims of temporaries that must stay: read at an index that may not be 0, or bound by a
+    loop, scan, sort or scatter."""
     algebra = IndexAlgebra(spec.size)
     kept: dict[str, set[int]] = {s.target: set() for s in spec.body}
     for stmt in spec.body:
         if isinstance(stmt.over, Scan | Order):
             kept[stmt.target].add(stmt.axes.index(stmt.over.axis))
+        if stmt.loop is not None:
+            kept[stmt.target].add(stmt.axes.index(stmt.loop.axis))
         if isinstance(stmt.over, Scatter):
             kept[stmt.target].update(i for i, e in enumerate(stmt.over.index) if algebra.interval(e) != (0, 0))
         for load in stmt.loads():
