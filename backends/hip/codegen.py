@@ -195,7 +195,9 @@ class Scope:
     def simplify(self, expr: Expr) -> Expr:
         if isinstance(expr, Load):
             index = tuple(self.kernel.algebra.index(self.simplify(i)) for i in expr.index)
-            return Load(expr.tensor, index, None if self.is_inside(expr.tensor, index) else expr.other)
+            if expr.other is None or self.is_inside(expr.tensor, index):
+                return Load(expr.tensor, index)
+            return Load(expr.tensor, index, self.simplify(expr.other))
         if is_index(expr):
             return self.kernel.algebra.index(expr)
         children = tuple(self.simplify(c) for c in expr.children)
@@ -227,7 +229,7 @@ class Scope:
         return self.kernel.algebra.index(total.expr())
 
     # ------------------------------------------------------------ values of tensors
-    def tensor(self, tensor: str, index: tuple[Expr, ...], other: Const | None = None) -> Val:
+    def tensor(self, tensor: str, index: tuple[Expr, ...], other: Expr | None = None) -> Val:
         """`tensor[index]` for a resolved index, in the compute type of the tensor."""
         key = Load(tensor, index, other)
         if key in self.memo:
@@ -270,7 +272,7 @@ class Scope:
         if load.other is None:
             return self.name(load.tensor, element)
         inside = self.all_of(self.bounds(load.tensor, load.index))
-        fill = literal(load.other.value, element.type)
+        fill = self.value(load.other, element.type)
         return self.name(load.tensor, Val(f"{inside.at(AND)} ? {element.text} : {fill.text}", element.type, 0))
 
     def _guarded_temp(self, load: Load) -> Val:
@@ -278,7 +280,7 @@ class Scope:
         of = self.spec.dtype_of(load.tensor).compute
         name = self.kernel.names.fresh(load.tensor)
         writer = self.kernel.writer
-        writer.line(f"{COMPUTE_TYPE[of.name]} {name} = {literal(load.other.value, of).text};")
+        writer.line(f"{COMPUTE_TYPE[of.name]} {name} = {self.value(load.other, of).text};")
         with writer.block(f"if ({self.all_of(self.bounds(load.tensor, load.index)).text})"):
             writer.line(f"{name} = {self.child().tensor(load.tensor, load.index).text};")
         return Val(name, of)

@@ -91,14 +91,14 @@ class Elementwise:
         file.head.append(f"constexpr {kind} CHUNKS = {chunks};")
         writer.line(f"const {kind} chunk = {thread};")
         chunk, lane = kernel.axis("chunk", chunks), kernel.axis("v", width)
-        flat = Linear.build({chunk: width, lane: 1}, 0).expr()
+        lanes = Lanes(lane, width)
         if not tail:
             writer.line("if (chunk >= CHUNKS) return;")
-            self._write(kernel, Lanes(lane, width), flat)
+            self._write(kernel, lanes, lanes.flat(chunk))
             return
         file.head.append(f"constexpr int TAIL = {tail};  // points after the last whole chunk, one thread each")
         with writer.block("if (chunk < CHUNKS)", "} else if (chunk < CHUNKS + TAIL) {"):
-            self._write(kernel, Lanes(lane, width), flat)
+            self._write(kernel, lanes, lanes.flat(chunk))
         writer.indent += 1
         rest = kernel.axis("rest", tail)
         writer.line("const int rest = chunk - CHUNKS;")
@@ -146,11 +146,11 @@ class Elementwise:
         lane = kernel.axis("v", width)
         lanes = Lanes(lane, width)
         stmts = _outputs(spec)
-        scope = Scope(kernel, self._point(kernel, stmts, Linear.build({chunk: width, lane: 1}, 0).expr()))
+        scope = Scope(kernel, self._point(kernel, stmts, lanes.flat(chunk)))
         stores = Stores(scope, lanes, stmts)
         if len(stores.packs) < len(stmts):
             return False
-        loaded = rehearse(scope, lambda inner: [inner.at(s) for s in stmts] and None)
+        loaded = rehearse(scope, lambda inner: [inner.at(s) for s in stmts])
         return all(
             lanes.is_shared(offset) or (load.other is None and lanes.is_pack(kernel, load.tensor, offset))
             for load, offset in loaded.items()

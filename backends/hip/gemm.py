@@ -48,8 +48,8 @@ class Problem:
         kinds = {operand_dtype(spec, a.expr), operand_dtype(spec, b.expr)}
         # 16-bit tiles only where both operands hold nothing finer; mixed ones meet in the accumulator's type.
         narrow = accumulator is F32 and len(kinds) == 1 and kinds <= {F16, BF16}
-        sizes = (domain_size(spec, axes) for axes in (pattern.batch, pattern.m, pattern.n, pattern.k))
-        return Problem(*sizes, kinds.pop() if narrow else accumulator, accumulator, a, b)
+        batch, m, n, k = (domain_size(spec, axes) for axes in (pattern.batch, pattern.m, pattern.n, pattern.k))
+        return Problem(batch, m, n, k, kinds.pop() if narrow else accumulator, accumulator, a, b)
 
 
 @dataclass(frozen=True)

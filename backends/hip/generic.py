@@ -8,7 +8,7 @@ again where they are read, since the size of a scratch buffer would not be known
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvc.backends.hip.codegen import Buffer, Kernel, Scope, Unit
@@ -75,7 +75,7 @@ class GenericEmitter:
     def space(self, task: Task) -> Space:
         return Space(((),))
 
-    def propose(self, task: Task, knobs: Knobs, history: list[Any], seed: int) -> Iterator[Candidate]:
+    def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
         yield _Generic(task).candidate(self.name, self.schedule, knobs)
 
 

@@ -13,8 +13,9 @@ from kvc.backends.hip.codegen import Kernel, Scope
 from kvc.backends.hip.cxx import STORAGE_TYPE, Val, from_storage, to_storage
 from kvc.backends.hip.source import PACK
 from kvc.kernel import Axis, Const, Expr, Load, Stmt, substitute, walk
+from kvc.simplify import Linear
 
-Body = Callable[[Scope], None]
+Body = Callable[[Scope], object]
 MAX_PACK_BYTES = 16
 
 
@@ -24,6 +25,13 @@ class Lanes:
 
     axis: Axis | None
     width: int
+
+    def flat(self, chunk: Axis) -> Expr:
+        """The flat index of a lane: `width * chunk + lane`."""
+        terms: dict[Expr, int] = {chunk: self.width}
+        if self.axis is not None:
+            terms[self.axis] = 1
+        return Linear.build(terms, 0).expr()
 
     def base(self, kernel: Kernel, offset: Expr) -> Expr:
         """The offset of lane 0."""
@@ -57,10 +65,14 @@ def pack_type(kernel: Kernel, tensor: str, width: int) -> str:
 def rehearse(scope: Scope, body: Body) -> dict[Load, Expr]:
     """The elements that a body will load, with their offsets, in order."""
     seen: dict[Load, Expr] = {}
+
+    def note(load: Load, offset: Expr) -> None:
+        seen.setdefault(load, offset)
+
     with scope.kernel.dry():
         trial = scope.child()
         trial.on_value = None
-        trial.on_load = lambda load, offset: seen.setdefault(load, offset) and None
+        trial.on_load = note
         body(trial)
     return seen
 

@@ -18,7 +18,6 @@ from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_
 from kvc.emitter import Candidate, Knob, Space, Support, Task
 from kvc.kernel import KernelSpec, Load, Reduce, Stmt, walk
 from kvc.patterns import Rows, match_rows
-from kvc.simplify import Linear
 
 HELD_REGISTERS = 64  # 32-bit registers a thread for values that stay between walks
 
@@ -166,8 +165,7 @@ class _Walk:
         self.row = kernel.axis("row", rows)
         self.chunk = kernel.axis("chunk" if width > 1 else "column", length // width)
         self.lanes = Lanes(kernel.axis("v", width) if width > 1 else None, width)
-        terms = {self.chunk: width} | ({self.lanes.axis: 1} if self.lanes.axis else {})
-        column = Linear.build(terms, 0).expr()
+        column = self.lanes.flat(self.chunk)
         self.point = kernel.split(self.row, pattern.outer) | kernel.split(column, pattern.inner)
         self.row_outputs: list[Stmt] = []
         self.phases = self._phases()

@@ -17,7 +17,6 @@ from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_
 from kvc.emitter import Candidate, Space, Support, Task
 from kvc.kernel import Axis, Expr, KernelSpec, Load
 from kvc.patterns import Contraction, match_contraction
-from kvc.simplify import Linear
 
 SHORT = 16  # the short side has fewer rows than this
 MIN_DEPTH = 64  # below it a wave has nothing to share
@@ -55,7 +54,7 @@ class SkinnyEmitter:
         plan = _Plan(spec, pattern, 1)
         scope = plan.scope()
         lane = plan.depth
-        offsets = rehearse(scope, lambda s: s.value(s.resolve(plan.long_expr)) and None)
+        offsets = rehearse(scope, lambda s: s.value(s.resolve(plan.long_expr)))
         steps = [plan.kernel.algebra.linear(offset).coefficients.get(lane, 0) for offset in offsets.values()]
         return all(step in (0, 1) for step in steps) and 1 in steps
 
@@ -81,7 +80,7 @@ def _moves_packs(spec: KernelSpec, pattern: Contraction, width: int) -> bool:
     if width == 1:
         return True
     plan = _Plan(spec, pattern, width)
-    loaded = rehearse(plan.scope(), lambda s: s.value(s.resolve(plan.long_expr)) and None)
+    loaded = rehearse(plan.scope(), lambda s: s.value(s.resolve(plan.long_expr)))
     return all(
         plan.lanes.is_shared(offset)
         or (
@@ -113,13 +112,12 @@ class _Plan:
         self.other = self.kernel.axis("other", self.short)
         self.depth = self.kernel.axis("chunk" if width > 1 else "depth", self.chunks)
         self.lanes = Lanes(self.kernel.axis("v", width) if width > 1 else None, width)
-        terms = {self.depth: width} | ({self.lanes.axis: 1} if self.lanes.axis else {})
         split = self.kernel.split
         self.point: dict[str, Expr] = (
             split(self.batch, pattern.batch)
             | split(self.row, self.long_axes)
             | split(self.other, self.short_axes)
-            | split(Linear.build(terms, 0).expr(), pattern.k)
+            | split(self.lanes.flat(self.depth), pattern.k)
         )
 
     def scope(self) -> Scope:
@@ -175,11 +173,11 @@ class _Skinny:
         kind, depth, other = plan.kernel.index_type, plan.text(plan.depth), plan.text(plan.other)
         with writer.block(f"for ({kind} {depth} = lane; {depth} < CHUNKS; {depth} += KVC_WAVE_SIZE)"):
             scope = plan.scope()
-            packs = read_shared(scope, plan.lanes, lambda s: s.value(s.resolve(plan.long_expr)) and None)
+            packs = read_shared(scope, plan.lanes, lambda s: s.value(s.resolve(plan.long_expr)))
             writer.line("#pragma unroll")
             with writer.block(f"for (int {other} = 0; {other} < SHORT; ++{other})"):
                 inner = scope.child()
-                packs |= read_shared(inner, plan.lanes, lambda s: s.value(s.resolve(plan.short_expr)) and None)
+                packs |= read_shared(inner, plan.lanes, lambda s: s.value(s.resolve(plan.short_expr)))
                 if plan.lanes.axis is None:
                     self._step(inner, packs)
                     return

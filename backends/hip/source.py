@@ -122,6 +122,9 @@ class File:
 
     def _text(self, origin: Origin, schedule: str, knobs: Knobs) -> str:
         body = "\n".join(self.kernels)
+        for name in ("f8_to_float", "float_to_f8"):  # element conversions are spelled without a kernel at hand
+            if f"{name}<" in body:
+                self.unit.helpers.use(name)
         helpers = "\n".join(self.unit.helpers.used.values())
         constants = "\n".join([*self.head, *self.unit.constants.values()])
         parts = [self._comment(origin, schedule, knobs), self._includes(body + helpers + constants)]

@@ -15,7 +15,6 @@ from kvc.backends.hip.lanes import MAX_PACK_BYTES, Lanes, pack_type
 from kvc.backends.hip.source import domain_size
 from kvc.dtypes import DType
 from kvc.kernel import Axis, Cast, Expr, KernelSpec, Load, Size, loads
-from kvc.simplify import Linear
 
 
 def operand_dtype(spec: KernelSpec, expr: Expr) -> DType:
@@ -82,7 +81,7 @@ def side_scope(kernel: Kernel, side: Side, along: str, width: int) -> tuple[Scop
     def flat(stem: str, extent: int, packed: bool) -> tuple[str, Expr]:
         if packed and lanes.axis is not None:
             axis = kernel.axis(stem, extent // width)
-            return kernel.axis_text[axis.name], Linear.build({axis: width, lanes.axis: 1}, 0).expr()
+            return kernel.axis_text[axis.name], lanes.flat(axis)
         axis = kernel.axis(stem, extent)
         return kernel.axis_text[axis.name], axis
 

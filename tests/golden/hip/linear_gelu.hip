@@ -1,0 +1,198 @@
+// linear_gelu: contraction for gfx942
+//
+// kernel linear_gelu(x: bf16[m=65,k=72], w: bf16[n=130,k], b: bf16[n]) -> (y: bf16[m,n]) {
+//   t: f32[m,n] = sum(k) x[m,k] * w[n,k]
+//   u: bf16[m,n] = t[m,n] + b[n]
+//   y[m,n] = gelu(u[m,n])
+// }
+//
+// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=128, WAVES_M=2, WAVES_N=2, MI_M=16.
+// Launch: linear_gelu(x, w, b, y), grid 15 x 1 x 1, block 256 x 1 x 1.
+
+#include <hip/hip_runtime.h>
+#include <hip/hip_bf16.h>
+#ifndef KVC_WAVE_SIZE
+#define KVC_WAVE_SIZE 64
+#if defined(__HIP_DEVICE_COMPILE__)
+#define KVC_HAS_MFMA 1
+#else
+#define KVC_HAS_MFMA 0
+#endif
+#endif
+
+constexpr int M = 65;  // m
+constexpr int N = 130;  // n
+constexpr int K = 72;  // k
+constexpr int BLOCK_M = 32;  // results a workgroup: BLOCK_M x BLOCK_N
+constexpr int BLOCK_N = 32;
+constexpr int BLOCK_K = 128;  // depth of a tile in LDS
+constexpr int TILES_M = (M + BLOCK_M - 1) / BLOCK_M;
+constexpr int TILES_N = (N + BLOCK_N - 1) / BLOCK_N;
+constexpr int WAVES_M = 2;  // waves of a workgroup: WAVES_M x WAVES_N
+constexpr int WAVES_N = 2;
+constexpr int LANES = 64;
+constexpr int THREADS = WAVES_M * WAVES_N * LANES;
+constexpr int MI = 16;  // rows and columns of one matrix instruction
+constexpr int GROUPS = LANES / MI;  // of lanes that hold different depths
+constexpr int FRAGMENT = 8;  // consecutive depths a lane reads at once
+constexpr int FRAGMENTS_M = BLOCK_M / (WAVES_M * MI);  // results a wave, in instructions
+constexpr int FRAGMENTS_N = BLOCK_N / (WAVES_N * MI);
+constexpr int RESULTS = MI * MI / LANES;  // a lane and instruction
+constexpr int A_SLOTS = BLOCK_M * BLOCK_K / 8;  // packs of 8 along the depth in a tile of A
+constexpr int A_LOADS = (A_SLOTS + THREADS - 1) / THREADS;  // of them a thread
+constexpr int B_SLOTS = BLOCK_N * BLOCK_K / 8;  // packs of 8 along the depth in a tile of B
+constexpr int B_LOADS = (B_SLOTS + THREADS - 1) / THREADS;  // of them a thread
+constexpr int A_STRIDE = BLOCK_K + 16 / sizeof(__hip_bfloat16);  // of A's tile, padded
+constexpr int B_STRIDE = BLOCK_K + 16 / sizeof(__hip_bfloat16);  // of B's tile, padded
+
+// COUNT elements that move in accesses of up to 16 bytes.
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
+  T lane[COUNT];
+};
+
+#if KVC_HAS_MFMA
+constexpr int MI_DEPTH = 4;  // depths a lane gives to one instruction
+typedef short Operand __attribute__((ext_vector_type(4)));
+typedef float Results __attribute__((ext_vector_type(4)));
+struct alignas(16) Fragment {
+  Operand step[FRAGMENT / MI_DEPTH];
+};
+#else
+typedef float Results[RESULTS];
+#endif
+
+// The row of a lane's r-th result within one instruction; its column is lane % MI.
+__device__ __forceinline__ int result_row(int lane, int r) {
+  return r / 4 * (4 * GROUPS) + lane / MI * 4 + r % 4;
+}
+
+__device__ __forceinline__ float gelu(float x) {
+  return 0.5f * x * (1.0f + erff(x * 0.70710677f));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+linear_gelu(const __hip_bfloat16* __restrict__ x,
+            const __hip_bfloat16* __restrict__ w,
+            const __hip_bfloat16* __restrict__ b,
+            __hip_bfloat16* __restrict__ y) {
+  const int thread = threadIdx.x;
+  const int m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;
+  const int n0 = blockIdx.x % TILES_N * BLOCK_N;
+  const int lane = thread % LANES;
+  const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
+  const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
+  __shared__ alignas(16) __hip_bfloat16 a_tile[BLOCK_M * A_STRIDE];
+  __shared__ alignas(16) __hip_bfloat16 b_tile[BLOCK_N * B_STRIDE];
+  Pack<__hip_bfloat16, 8> a_stage[A_LOADS];
+  auto load_a = [&](int k0) {
+    #pragma unroll
+    for (int i = 0; i < A_LOADS; ++i) {
+      const int slot = i * THREADS + thread;
+      const int row = m0 + slot / (BLOCK_K / 8);
+      const int k = k0 / 8 + slot % (BLOCK_K / 8);
+      if ((A_SLOTS % THREADS == 0 || slot < A_SLOTS) && row < M && k < K / 8) {
+        a_stage[i] = *reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(x + row * 72 + k * 8);
+      } else {
+        a_stage[i] = Pack<__hip_bfloat16, 8>{};
+      }
+    }
+  };
+  auto store_a = [&]() {
+    #pragma unroll
+    for (int i = 0; i < A_LOADS; ++i) {
+      const int slot = i * THREADS + thread;
+      if (A_SLOTS % THREADS != 0 && slot >= A_SLOTS) continue;
+      const int row = slot / (BLOCK_K / 8);
+      const int k = slot % (BLOCK_K / 8);
+      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&a_tile[row * A_STRIDE + k * 8]) = a_stage[i];
+    }
+  };
+  Pack<__hip_bfloat16, 8> b_stage[B_LOADS];
+  auto load_b = [&](int k0) {
+    #pragma unroll
+    for (int i = 0; i < B_LOADS; ++i) {
+      const int slot = i * THREADS + thread;
+      const int row = n0 + slot / (BLOCK_K / 8);
+      const int k = k0 / 8 + slot % (BLOCK_K / 8);
+      if ((B_SLOTS % THREADS == 0 || slot < B_SLOTS) && row < N && k < K / 8) {
+        b_stage[i] = *reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(w + row * 72 + k * 8);
+      } else {
+        b_stage[i] = Pack<__hip_bfloat16, 8>{};
+      }
+    }
+  };
+  auto store_b = [&]() {
+    #pragma unroll
+    for (int i = 0; i < B_LOADS; ++i) {
+      const int slot = i * THREADS + thread;
+      if (B_SLOTS % THREADS != 0 && slot >= B_SLOTS) continue;
+      const int row = slot / (BLOCK_K / 8);
+      const int k = slot % (BLOCK_K / 8);
+      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&b_tile[row * B_STRIDE + k * 8]) = b_stage[i];
+    }
+  };
+  Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};
+  load_a(0);
+  load_b(0);
+  for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
+    store_a();
+    store_b();
+    __syncthreads();
+    if (k0 + BLOCK_K < K) {
+      load_a(k0 + BLOCK_K);  // the next tile is on its way while this one is used
+      load_b(k0 + BLOCK_K);
+    }
+#if KVC_HAS_MFMA
+    #pragma unroll
+    for (int k = 0; k < BLOCK_K; k += GROUPS * FRAGMENT) {
+      const int depth = k + lane / MI * FRAGMENT;
+      Fragment a_part[FRAGMENTS_M];
+      #pragma unroll
+      for (int i = 0; i < FRAGMENTS_M; ++i)
+        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[(wave_m + i * MI + lane % MI) * A_STRIDE + depth]);
+      Fragment b_part[FRAGMENTS_N];
+      #pragma unroll
+      for (int i = 0; i < FRAGMENTS_N; ++i)
+        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[(wave_n + i * MI + lane % MI) * B_STRIDE + depth]);
+      #pragma unroll
+      for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)
+        #pragma unroll
+        for (int i = 0; i < FRAGMENTS_M; ++i)
+          #pragma unroll
+          for (int j = 0; j < FRAGMENTS_N; ++j)
+            acc[i][j] = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
+                a_part[i].step[step], b_part[j].step[step], acc[i][j], 0, 0, 0);
+    }
+#else
+    for (int k = 0; k < BLOCK_K; ++k) {
+      for (int i = 0; i < FRAGMENTS_M; ++i) {
+        #pragma unroll
+        for (int r = 0; r < RESULTS; ++r) {
+          const float a_value = __bfloat162float(a_tile[(wave_m + i * MI + result_row(lane, r)) * A_STRIDE + k]);
+          for (int j = 0; j < FRAGMENTS_N; ++j) {
+            acc[i][j][r] += a_value * __bfloat162float(b_tile[(wave_n + j * MI + lane % MI) * B_STRIDE + k]);
+          }
+        }
+      }
+    }
+#endif
+    __syncthreads();
+  }
+  #pragma unroll
+  for (int j = 0; j < FRAGMENTS_N; ++j) {
+    const int n = n0 + wave_n + j * MI + lane % MI;
+    if (n >= N) continue;
+    #pragma unroll
+    for (int i = 0; i < FRAGMENTS_M; ++i) {
+      #pragma unroll
+      for (int r = 0; r < RESULTS; ++r) {
+        const int m = m0 + wave_m + i * MI + result_row(lane, r);
+        if (m >= M) continue;
+        const float b_value = __bfloat162float(b[n]);
+        const float u = __bfloat162float(__float2bfloat16(acc[i][j][r] + b_value));
+        y[m * 130 + n] = __float2bfloat16(gelu(u));
+      }
+    }
+  }
+}
