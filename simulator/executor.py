@@ -36,7 +36,9 @@ class SimExecutor:
         row = arch or self.arch
         if row.vendor == "amd":
             return None
-        return Diagnostic("KVC0601", f"the simulator runs CDNA code, not {row.name}", hint="use --device cuda on a GPU")
+        return Diagnostic(
+            "KVC0601", f"the simulator runs CDNA code, not {row.name}", hint="use --executor cuda on a GPU"
+        )
 
     def run(
         self, launches: Sequence[LaunchPlan], buffers: Mapping[str, np.ndarray], *, outputs: Collection[str] = ()

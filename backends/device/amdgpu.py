@@ -45,7 +45,7 @@ HIP_API = DriverApi(
     attributes={"max_threads": 56, "lds_bytes": 74, "wave_size": 87, "compute_units": 63},
     install_hint=(
         "on a machine with an AMD GPU install ROCm (libamdhip64.so on the loader's path, user in the group `render`); "
-        "anywhere else verify on the simulator (--device sim)"
+        "anywhere else verify on the simulator (--executor sim)"
     ),
 )
 

@@ -49,7 +49,7 @@ CUDA_API = DriverApi(
         "capability_minor": 76,
         "lds_bytes": 97,
     },
-    install_hint="install NVIDIA's driver on a machine with a GPU; elsewhere verify on the simulator (--device sim)",
+    install_hint="install NVIDIA's driver on a machine with a GPU; elsewhere verify on the simulator (--executor sim)",
 )
 
 _STATIC_LIMIT_BYTES = 48 << 10  # dynamic shared memory over this has to be asked for, function by function

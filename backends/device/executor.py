@@ -112,7 +112,7 @@ class DeviceExecutor:
         matching = [facts for facts in self._facts if facts.name == arch.name]
         if not matching:
             present = ", ".join(facts.name for facts in self._facts)
-            hint = f"compile for {self._facts[0].name}, or run {arch.name} code on the simulator (--device sim)"
+            hint = f"compile for {self._facts[0].name}, or run {arch.name} code on the simulator (--executor sim)"
             return Diagnostic("KVC0601", f"no {arch.name} device here (found: {present})", hint=hint)
         return check_facts(matching[0], arch)
 

@@ -121,14 +121,15 @@ def _cast(tree: Any, to: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Export logs the failure of the first try, which the second may mend."""
+    """Export logs the failure of the first try, which the second may mend, and prints the graph that it had by then."""
+    import io
     import warnings
 
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
