@@ -73,6 +73,7 @@ class _Lowering:
         self.reasons: dict[str, str] = {}
         self.given: list[str] = []  # values that fallbacks give
         self.wanted: dict[str, None] = {}  # values that fallbacks read
+        self.read = graph.live_out | {r for n in graph.nodes for r in n.refs}
 
     # ------------------------------------------------------------ nodes
     def node(self, node: Node) -> None:
@@ -87,7 +88,10 @@ class _Lowering:
             return
         if len(results) != len(node.outputs):
             raise self.broken(node, f"gives {len(results)} values, captured {len(node.outputs)}")
-        for tensor, type_ in zip(results, node.types, strict=True):
+        for value, tensor, type_ in zip(node.outputs, results, node.types, strict=True):
+            if value not in self.read:
+                # Saved statistics have another dtype on other devices; nothing reads them in a forward pass.
+                continue
             if tensor.shape != type_.shape or tensor.dtype is not type_.dtype:
                 own = f"{tensor.dtype}{list(tensor.shape)}"
                 raise self.broken(node, f"means {own}, captured {type_.dtype}{list(type_.shape)}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _OPEN_END = 2**63 - 1
+_UPDATING_NORM = "_native_batch_norm_legit_functional.default"
 # Regions that export wraps in a subgraph because of a mode that does not change values here.
 _WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -151,6 +152,10 @@ class Importer:
             raise KvcError("KVC0202", f"{node.target} gives a Python value that depends on data", where,
                            hint="replace .item(), .tolist() or a branch on a tensor by tensor operations")  # fmt: skip
         types = tuple(tensor_type(v, where) for v in values)
+        if name == _UPDATING_NORM:
+            # Traced, the new running statistics have the dtype of the computation; run, that of the buffers.
+            known = {i.name: i.type for i in self.inputs}
+            types = (*types[:3], *(known.get(a.name, t) for a, t in zip(args[3:5], types[3:], strict=True)))  # type: ignore[union-attr]
         outputs = tuple(self.name(f"{node.name}_{i}" if several else node.name) for i in range(len(values)))
         op = definition.name if definition is not None else str(node.target)
         self.nodes.append(Node(outputs, op, args, attrs, types, where))

@@ -12,7 +12,7 @@ from kvc.text.kernel_parser import parse_unchecked
 from strategies import graphs, specs
 
 quick = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

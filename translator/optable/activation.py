@@ -136,23 +136,26 @@ def glu(k: Builder, self: Tensor, dim: int = -1) -> Tensor:
     return k.define(self.dtype, axes, self[axes] * call("sigmoid", self[gate]))
 
 
-@op(
-    "dropout.default",
-    "feature_dropout.default",
-    "alpha_dropout.default",
-    samples=(sample(t(3, 5), 0.5, False), sample(t(3, 5), 0.0, True)),
-)
-def dropout(k: Builder, input: Tensor, p: float, train: bool) -> Tensor:
+def _dropout(name: str) -> None:
     """The input itself in evaluation; random dropping has no meaning in index notation."""
-    if train and p:
-        raise unsupported("dropout in training draws random numbers; capture the model in eval mode")
-    return input
+
+    def meaning(k: Builder, input: Tensor, p: float, train: bool) -> Tensor:
+        if train and p:
+            raise unsupported(_RANDOM)
+        return input
+
+    op(f"{name}.default", name=name, samples=(sample(t(3, 5), 0.5, False), sample(t(3, 5), 0.0, True)))(meaning)
+
+
+_RANDOM = "dropout in training draws random numbers; capture the model in eval mode"
+for _name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"):
+    _dropout(_name)
 
 
 @op("native_dropout.default", samples=(sample(t(3, 5), 0.5, False),))
 def native_dropout(k: Builder, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if (train or train is None) and p:
-        raise unsupported("dropout in training draws random numbers; capture the model in eval mode")
+        raise unsupported(_RANDOM)
     from kvc.dtypes import BOOL
 
     axes = k.axes_like(input)
