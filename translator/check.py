@@ -51,9 +51,9 @@ def kernel_problems(spec: KernelSpec) -> Iterator[str]:
             yield f"{stmt.target} is defined twice"
             return
         loop = stmt.loop
-        if loop is not None and (previous is None or previous.loop != loop):
-            if any(s.loop is not None and s.loop.axis == loop.axis and s.target in known for s in spec.body):
-                yield f"the loop over {loop.axis} is in two parts"
+        starts = loop is not None and (previous is None or previous.loop != loop)
+        if starts and any(s.loop is not None and s.loop.axis == loop.axis and s.target in known for s in spec.body):
+            yield f"the loop over {loop.axis} is in two parts"
         ahead = {s.target for s in spec.loops[loop]} if loop is not None else set()
         missing = [load.tensor for load in stmt.loads() if load.tensor not in known | ahead]
         if missing:

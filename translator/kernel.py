@@ -250,8 +250,8 @@ Over = Reduce | Scan | Scatter | Order
 
 @dataclass(frozen=True)
 class Loop:
-    """`loop axis [reverse] { ... }`: its statements run in order at each point of `axis`, from the first to the last (or
-    back). Each has `axis` among its own axes and is pointwise or a reduction. It reads other statements of the loop at
+    """`loop axis [reverse] { ... }`: its statements run in order at each point of `axis`, from first to last (or back).
+    Each has `axis` among its own axes and is pointwise or a reduction. It reads other statements of the loop at
     `axis`, where they stand before it, or any of them at the step before, `h[t-1,n | h0[n]]` (`t+1` in reverse). The
     axis is the loop's identity: all its statements stand together."""
 
@@ -266,7 +266,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Stmt:
-    """Defines `target` over `axes`. `over` says how `expr` is combined; None is pointwise. `loop`: the loop it runs in."""
+    """Defines `target` over `axes`. `over` says how `expr` is combined (None: pointwise), `loop` the loop it runs in."""
 
     target: str
     dtype: DType

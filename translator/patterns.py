@@ -10,7 +10,9 @@ the thread that owns the reduction's result can see them, that is with plain axe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 
 from kvc.functions import FUNCTIONS
@@ -21,6 +23,7 @@ from kvc.kernel import (
     Expr,
     KernelSpec,
     Load,
+    Loop,
     Order,
     Reduce,
     Scan,
@@ -30,6 +33,7 @@ from kvc.kernel import (
     loads,
     walk,
 )
+from kvc.simplify import IndexAlgebra, steps
 
 WINDOW_POINTS = 1024  # a reduction up to this many points may run inside one thread
 SERIAL_POINTS = 16  # below this a reduction is a window even when it reads like a row
@@ -77,11 +81,40 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """A loop that one launch runs from its first step to its last.
+
+    Points of `batch` never meet: each can run all steps by itself. Within a step, `phases` run one after the other. The
+    statements of a phase have the same axes, read each other at their own point and earlier phases anywhere, so that
+    between phases all must wait for all, and inside one nobody. No phase needs to wait where `is_local`: then each
+    point of the domain reads its own past alone. `shared`: statements that some phase reads at other points than its
+    own, or after the phase that gives them; their values must outlive the phase. `carried`: those that the next step
+    reads.
+    """
+
+    loop: Loop
+    batch: tuple[str, ...]
+    phases: tuple[tuple[Stmt, ...], ...]
+    shared: frozenset[str]
+    carried: frozenset[str]
+
+    @property
+    def is_local(self) -> bool:
+        return len(self.phases) == 1 and set(self.phases[0][0].axes) == {self.loop.axis, *self.batch}
+
+    def lanes(self, phase: tuple[Stmt, ...]) -> tuple[str, ...]:
+        """The axes of a phase that are shared out within one point of the batch."""
+        return tuple(a for a in phase[0].axes if a != self.loop.axis and a not in self.batch)
+
+
+@dataclass(frozen=True)
 class Stage:
-    """One launch that defines `target`; kind: "pointwise" | "reduce" | "scan" | "order" | "scatter"."""
+    """One launch that defines `target`; kind: "pointwise" | "reduce" | "scan" | "order" | "scatter" | "loop". A loop
+    defines several tensors: `targets` are those that anything outside it reads, `target` the first of them."""
 
     target: str
     kind: str
+    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,12 +124,15 @@ class Staged:
     stages: tuple[Stage, ...]
 
 
-Pattern = Pointwise | Rows | Contraction | Window | Staged
+Pattern = Pointwise | Rows | Contraction | Window | Recurrence | Staged
 
 
 def match(spec: KernelSpec) -> Pattern:
     """The most specific pattern of a spec."""
-    for matcher in (match_pointwise, match_window, match_contraction, match_rows):
+    matchers: tuple[Callable[[KernelSpec], Pattern | str], ...] = (
+        match_pointwise, match_window, match_contraction, match_rows, match_recurrence,
+    )  # fmt: skip
+    for matcher in matchers:
         found = matcher(spec)
         if not isinstance(found, str):
             return found
@@ -107,10 +143,10 @@ def match(spec: KernelSpec) -> Pattern:
 
 
 def dependents(spec: KernelSpec) -> dict[str, Stmt]:
-    """Reductions (anything with `over`) and all statements that follow from one, by target, in order."""
+    """Reductions (anything with `over`), loops, and all statements that follow from one, by target, in order."""
     found: dict[str, Stmt] = {}
     for stmt in spec.body:
-        if stmt.over is not None or any(load.tensor in found for load in stmt.loads()):
+        if stmt.over is not None or stmt.loop is not None or any(load.tensor in found for load in stmt.loads()):
             found[stmt.target] = stmt
     return found
 
@@ -141,6 +177,8 @@ def _output_stmts(spec: KernelSpec) -> list[Stmt]:
 
 
 def match_pointwise(spec: KernelSpec) -> Pointwise | str:
+    if spec.loops:
+        return "it loops"
     if any(s.over is not None for s in spec.body):
         return "it has reductions"
     first, *rest = _output_stmts(spec)
@@ -151,6 +189,8 @@ def match_pointwise(spec: KernelSpec) -> Pointwise | str:
 
 
 def match_rows(spec: KernelSpec) -> Rows | str:
+    if spec.loops:
+        return "it loops"
     owned = dependents(spec)
     reductions = [s for s in owned.values() if s.over is not None]
     if not reductions:
@@ -175,6 +215,8 @@ def match_rows(spec: KernelSpec) -> Rows | str:
 
 
 def match_window(spec: KernelSpec) -> Window | str:
+    if spec.loops:
+        return "it loops"
     owned = dependents(spec)
     reductions = [s for s in owned.values() if s.over is not None]
     if not reductions:
@@ -267,6 +309,8 @@ def _product(factors: list[Expr]) -> Expr:
 
 
 def match_contraction(spec: KernelSpec) -> Contraction | str:
+    if spec.loops:
+        return "it loops"
     owned = dependents(spec)
     reductions = [s for s in owned.values() if s.over is not None]
     if len(reductions) != 1:
@@ -303,6 +347,65 @@ def _along_rows(stmt: Stmt, operand: Expr) -> bool:
     return all(summed & set(axes_of(index[-1])) for index in reads)
 
 
+# ---------------------------------------------------------------- loops
+
+
+def match_recurrence(spec: KernelSpec) -> Recurrence | str:
+    if len(spec.loops) != 1:
+        return f"it has {len(spec.loops)} loops"
+    (loop,) = spec.loops
+    if any(s.over is not None and s.loop is None for s in spec.body):
+        return "it reduces outside its loop"
+    if any(s.loop is None for s in _output_stmts(spec)):
+        return "it has outputs outside its loop"
+    return recurrence(spec, loop)
+
+
+def recurrence(spec: KernelSpec, loop: Loop) -> Recurrence:
+    """How one loop of a spec runs."""
+    stmts = spec.loops[loop]
+    own = {s.target: s for s in stmts}
+    reads = [(s, load, own[load.tensor]) for s in stmts for load in s.loads() if load.tensor in own]
+    batch = [a for a in stmts[0].axes if a != loop.axis and all(a in s.axes for s in stmts)]
+    for _, load, source in reads:
+        at = dict(zip(source.axes, load.index, strict=True))
+        batch = [a for a in batch if at[a] == Axis(a)]
+    phases: list[list[Stmt]] = []
+    number: dict[str, int] = {}
+    for s in stmts:
+        if not (phases and _joins_phase(s, {p.target: p for p in phases[-1]})):
+            phases.append([])
+        phases[-1].append(s)
+        number[s.target] = len(phases) - 1
+    shared: set[str] = set()
+    carried: set[str] = set()
+    algebra = IndexAlgebra(spec.size)
+    for s, load, source in reads:
+        is_now = steps(algebra, loop.axis, load.index[source.axes.index(loop.axis)]) == 0
+        if not is_now:
+            carried.add(source.target)
+        if not is_now or number[s.target] != number[source.target]:
+            shared.add(source.target)
+    return Recurrence(loop, tuple(batch), tuple(map(tuple, phases)), frozenset(shared), frozenset(carried))
+
+
+def _joins_phase(stmt: Stmt, phase: dict[str, Stmt]) -> bool:
+    """Whether a statement can run at the points of a phase, straight after its statements."""
+    if any(set(s.axes) != set(stmt.axes) for s in phase.values()):
+        return False
+    loop = stmt.loop
+    assert loop is not None
+    for load in stmt.loads():
+        if load.tensor not in phase:
+            continue
+        axes = phase[load.tensor].axes
+        # The step before is complete, wherever it is read.
+        is_now = load.index[axes.index(loop.axis)] == Axis(loop.axis)
+        if is_now and not is_plain(load, axes):
+            return False
+    return True
+
+
 # ---------------------------------------------------------------- the generic pattern
 
 _KIND: dict[type, str] = {Reduce: "reduce", Scan: "scan", Order: "order", Scatter: "scatter", type(None): "pointwise"}
@@ -312,14 +415,24 @@ _CHEAP = frozenset({"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "re
 def stages(spec: KernelSpec) -> Staged:
     """Materialise outputs, results of reductions, and pointwise temporaries that would be recomputed too often."""
     outputs = {o.name for o in spec.outputs}
-    keep = {s.target for s in spec.body if s.over is not None or s.target in outputs}
+    keep = {s.target for s in spec.body if (s.over is not None and s.loop is None) or s.target in outputs}
     for reader in spec.body:
         domain = points(spec, (*reader.axes, *reader.inner_axes))
         for load in reader.loads():
             temp = spec.stmt.get(load.tensor)
-            if temp is not None and not is_cheap(temp.expr) and domain > 4 * points(spec, temp.axes):
+            if temp is not None and temp.loop is not None:
+                if temp.loop != reader.loop:
+                    keep.add(temp.target)
+            elif temp is not None and not is_cheap(temp.expr) and domain > 4 * points(spec, temp.axes):
                 keep.add(temp.target)
-    return Staged(tuple(Stage(s.target, _KIND[type(s.over)]) for s in spec.body if s.target in keep))
+    found: list[Stage] = []
+    for loop, group in groupby(spec.body, key=lambda s: s.loop):
+        kept = [s for s in group if s.target in keep]
+        if loop is None:
+            found += [Stage(s.target, _KIND[type(s.over)]) for s in kept]
+        elif kept:
+            found.append(Stage(kept[0].target, "loop", tuple(s.target for s in kept)))
+    return Staged(tuple(found))
 
 
 def is_cheap(expr: Expr) -> bool:
@@ -336,6 +449,7 @@ __all__ = [
     "Contraction",
     "Pattern",
     "Pointwise",
+    "Recurrence",
     "Rows",
     "Stage",
     "Staged",
@@ -343,7 +457,9 @@ __all__ = [
     "match",
     "match_contraction",
     "match_pointwise",
+    "match_recurrence",
     "match_rows",
     "match_window",
+    "recurrence",
     "stages",
 ]

@@ -21,11 +21,13 @@ class HipTarget:
         from kvc.backends.hip.contraction import ContractionEmitter
         from kvc.backends.hip.elementwise import PointwiseEmitter, WindowEmitter
         from kvc.backends.hip.generic import GenericEmitter
+        from kvc.backends.hip.recurrence import RecurrenceEmitter
         from kvc.backends.hip.rows import RowsEmitter
         from kvc.backends.hip.skinny import SkinnyEmitter
 
         return (
-            PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), RowsEmitter(), GenericEmitter(),
+            PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), RowsEmitter(),
+            RecurrenceEmitter(), GenericEmitter(),
         )  # fmt: skip
 
     def lint(self, source: str, arch: ArchSpec) -> list[Diagnostic]:

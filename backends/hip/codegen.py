@@ -183,7 +183,7 @@ class Scope:
 
     def child(self, memo: dict[Load, Val] | None = None) -> Scope:
         """A scope for a nested block: it sees what is named here, and what it names ends with the block."""
-        inner = Scope(self.kernel, self.point, {**self.memo, **(memo or {})})
+        inner = type(self)(self.kernel, self.point, {**self.memo, **(memo or {})})
         inner.on_load, inner.on_value, inner.on_reuse = self.on_load, self.on_value, self.on_reuse
         return inner
 

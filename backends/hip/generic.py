@@ -13,6 +13,7 @@ from typing import Any
 
 from kvc.backends.hip.codegen import Buffer, Kernel, Scope, Unit
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, convert, identifier, identity, to_storage
+from kvc.backends.hip.recurrence import LoopWriter
 from kvc.backends.hip.source import (
     MAX_THREADS,
     VERSION,
@@ -65,6 +66,8 @@ class GenericEmitter:
         spec = task.spec
         if spec.is_static:
             return Support(True)
+        if spec.loops:
+            return Support(False, "a loop over symbolic sizes needs scratch memory")
         if any(isinstance(s.over, Scan | Order | Scatter) and s in spec.temps for s in spec.body):
             return Support(False, "a scanned, sorted or scattered temporary of symbolic size needs scratch memory")
         if any(isinstance(s.over, Scatter) for s in spec.body):
@@ -98,6 +101,9 @@ class _Generic:
         outputs = {o.name for o in self.spec.outputs}
         for stage in stages(self.spec).stages:
             stmt = self.spec.stmt[stage.target]
+            if stage.kind == "loop":
+                self._loop(stmt, stage.targets)
+                continue
             if not self.spec.is_static and stmt.target not in outputs:
                 continue
             if stmt.target not in outputs or stmt.target in self.late:
@@ -219,6 +225,16 @@ class _Generic:
             kernel.writer.line(f"{self.homes[name].pointer}[{where}] = {to_storage(value, stmt.dtype).text};")
 
         self._over(kernel, stmt.axes, body, self._name(name, "_home"), [home])
+
+    def _loop(self, first: Stmt, targets: Sequence[str]) -> None:
+        """All statements of a loop in one launch; `targets` are those that anything else reads."""
+        assert first.loop is not None
+        outputs = {o.name for o in self.spec.outputs}
+        for target in targets:
+            if target not in outputs or target in self.late:
+                self._scratch(target, self.spec.dtype_of(target))
+        LoopWriter(self.file, first.loop, self.buffers, self.done, targets, BLOCK).write(self._name(first.target))
+        self.done += targets
 
     def _scan(self, stmt: Stmt, over: Scan) -> None:
         """One thread a line."""
