@@ -63,24 +63,27 @@ def decode(ins: Instruction, assembly: Assembly) -> Step:
 
 
 def addresses(g: Group, register: int, offset: int, width: int) -> np.ndarray:
-    """Byte addresses in the batch's LDS: [W, 64] under a full EXEC, else [n] of the active lanes. KVC0903 outside."""
+    """Byte addresses in the batch's LDS: [W, 64] under a full EXEC, else [n] of the active lanes. KVC0903 outside. Base
+    and offset add up modulo 2^32: compilers put negative bases into the register."""
     lds = g.batch.lds
     own = g.vector(register)
-    limit = lds.limit - width - offset
+    if offset:
+        own = own + U32(offset)
+    limit = lds.limit - width
     if g.full:
         if limit < 0 or int(own.max()) > limit:
-            raise _outside(g, own, offset, width, limit)
-        return own + (g.lds_base + offset)
+            raise _outside(g, own, width, limit)
+        return own + g.lds_base
     active = g.execb
     chosen = own[active]
     if chosen.size and (limit < 0 or int(chosen.max()) > limit):
-        raise _outside(g, own, offset, width, limit)
-    return chosen + (np.broadcast_to(g.lds_base, (g.W, LANES))[active] + offset)
+        raise _outside(g, own, width, limit)
+    return chosen + np.broadcast_to(g.lds_base, (g.W, LANES))[active]
 
 
-def _outside(g: Group, own: np.ndarray, offset: int, width: int, limit: int) -> Trap:
+def _outside(g: Group, own: np.ndarray, width: int, limit: int) -> Trap:
     bad = g.execb & (own.astype(np.int64) > limit)
-    first = int(own.reshape(-1)[int(bad.argmax())]) + offset
+    first = int(own.reshape(-1)[int(bad.argmax())])
     return Trap(
         "KVC0903", f"LDS access of {width} bytes at {first:#x}, the workgroup has {g.batch.lds.limit} bytes", bad
     )

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from kvc.diagnostics import KvcError
 from kvc.simulator import Memory, SimFault, SimOptions, launch, load
-
 from tinyasm import kernel_text, run_body
 
 STORE_V2 = "\tglobal_store_dword v1, v2, s[4:5]"
@@ -97,9 +96,10 @@ EXCHANGE = (
 def test_race_between_waves() -> None:
     out, _ = run_body(EXCHANGE.format(barrier="\ts_barrier\n"), [DATA], threads=128, lds=512, out_bytes=512)
     assert (out == np.arange(128) ^ 64).all()
-    assert "s_barrier" in fault(
-        EXCHANGE.format(barrier=""), "KVC0906", threads=128, lds=512, out_bytes=512
-    ).diagnostic.hint
+    assert (
+        "s_barrier"
+        in fault(EXCHANGE.format(barrier=""), "KVC0906", threads=128, lds=512, out_bytes=512).diagnostic.hint
+    )
 
 
 def test_waves_that_write_the_same_value_do_not_race() -> None:

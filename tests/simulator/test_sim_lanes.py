@@ -74,7 +74,10 @@ def test_sdwa_target_and_source(select: str, unused: str) -> None:
 
 def test_sdwa_sign_extension() -> None:
     data = RNG.integers(0, 1 << 32, 64, dtype=np.uint32)
-    body = LOAD + "\tv_mov_b32_e32 v4, 0\n\tv_add_u32_sdwa v3, sext(v2), v4 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:DWORD\n"
+    body = (
+        LOAD + "\tv_mov_b32_e32 v4, 0\n"
+        "\tv_add_u32_sdwa v3, sext(v2), v4 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:DWORD\n"
+    )
     assert (run_body(body + STORE_V3, [data])[0].view(np.int32) == (data >> 8).astype(np.uint8).view(np.int8)).all()
 
 
@@ -126,7 +129,9 @@ def test_permlane_swaps() -> None:
     head = LOAD + "\tglobal_load_dword v3, v1, s[6:7] offset:256\n\ts_waitcnt vmcnt(0)\n"
     tail = "\n\tglobal_store_dword v1, v2, s[4:5]\n\tglobal_store_dword v1, v3, s[4:5] offset:256"
     for width in (16, 32):
-        out, _ = run_body(head + f"\tv_permlane{width}_swap_b32_e32 v2, v3" + tail, [data], arch="gfx950", out_bytes=512)
+        out, _ = run_body(
+            head + f"\tv_permlane{width}_swap_b32_e32 v2, v3" + tail, [data], arch="gfx950", out_bytes=512
+        )
         a, b = data[:64].copy().reshape(-1, width), data[64:].copy().reshape(-1, width)
         a[1::2], b[0::2] = b[0::2].copy(), a[1::2].copy()
         assert (out == np.concatenate([a.reshape(-1), b.reshape(-1)])).all()

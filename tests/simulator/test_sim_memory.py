@@ -55,7 +55,10 @@ def test_narrow_loads(name: str, reference) -> None:
     assert (out == reference(data.astype(np.uint8), data.astype(np.uint16))).all()
     lds_name = {"ubyte": "u8", "sbyte": "i8", "ushort": "u16", "sshort": "i16", "short_d16": "u16_d16",
                 "short_d16_hi": "u16_d16_hi", "ubyte_d16_hi": "u8_d16_hi"}[name]  # fmt: skip
-    body = f"\tglobal_load_dword v3, v1, s[6:7]\n\tv_mov_b32_e32 v2, 0xabcd1234\n\ts_waitcnt vmcnt(0)\n\tds_write_b32 v1, v3\n\tds_read_{lds_name} v2, v1\n\ts_waitcnt lgkmcnt(0)\n"
+    body = (
+        f"\tglobal_load_dword v3, v1, s[6:7]\n\tv_mov_b32_e32 v2, 0xabcd1234\n\ts_waitcnt vmcnt(0)\n"
+        f"\tds_write_b32 v1, v3\n\tds_read_{lds_name} v2, v1\n\ts_waitcnt lgkmcnt(0)\n"
+    )
     assert (run_body(body + STORE_V2, [data], lds=256)[0] == out).all()
 
 
@@ -67,7 +70,10 @@ def test_narrow_stores(name: str, mask: int, shift: int) -> None:
     out, _ = run_body(load + f"\tglobal_store_{name} v1, v2, s[4:5]", [data])
     assert (out == (0xCDCDCDCD & ~np.uint32(mask) | (data >> np.uint32(shift) & np.uint32(mask)))).all()
     size = {"byte": "b8", "short": "b16", "byte_d16_hi": "b8_d16_hi", "short_d16_hi": "b16_d16_hi"}[name]
-    body = load + f"\tv_mov_b32_e32 v3, 0xcdcdcdcd\n\tds_write_b32 v1, v3\n\tds_write_{size} v1, v2\n\tds_read_b32 v2, v1\n\ts_waitcnt lgkmcnt(0)\n"
+    body = (
+        load + f"\tv_mov_b32_e32 v3, 0xcdcdcdcd\n\tds_write_b32 v1, v3\n\tds_write_{size} v1, v2\n"
+        f"\tds_read_b32 v2, v1\n\ts_waitcnt lgkmcnt(0)\n"
+    )
     assert (run_body(body + STORE_V2, [data], lds=256)[0] == out).all()
 
 
@@ -88,7 +94,8 @@ def test_lds_wide_and_two_address_forms() -> None:
         "\tv_lshlrev_b32_e32 v1, 4, v0\n\tglobal_load_dwordx4 v[8:11], v1, s[6:7]\n\ts_waitcnt vmcnt(0)\n"
         "\tds_write_b128 v1, v[8:11]\n\tv_lshlrev_b32_e32 v4, 3, v0\n"
         "\tds_read2st64_b64 v[12:15], v4 offset1:1\n\ts_waitcnt lgkmcnt(0)\n"
-        "\tds_write2_b64 v1, v[12:13], v[14:15] offset1:1\n\tds_read_b96 v[16:18], v1\n\tds_read2_b32 v[18:19], v1 offset0:2 offset1:3\n"
+        "\tds_write2_b64 v1, v[12:13], v[14:15] offset1:1\n\tds_read_b96 v[16:18], v1\n"
+        "\tds_read2_b32 v[18:19], v1 offset0:2 offset1:3\n"
         "\ts_waitcnt lgkmcnt(0)\n\tglobal_store_dwordx4 v1, v[16:19], s[4:5]"
     )
     out, report = run_body(body, [data], lds=1024, out_bytes=1024)
@@ -99,7 +106,9 @@ def test_lds_wide_and_two_address_forms() -> None:
 
 def test_lds_bank_conflicts_are_counted() -> None:
     none = run_body("\tds_write_b32 v1, v0", [], lds=256)[1].counters.lds_conflict_cycles
-    many = run_body("\tv_lshlrev_b32_e32 v3, 7, v0\n\tds_write_b32 v3, v0", [], lds=8192)[1].counters.lds_conflict_cycles
+    many = run_body("\tv_lshlrev_b32_e32 v3, 7, v0\n\tds_write_b32 v3, v0", [], lds=8192)[
+        1
+    ].counters.lds_conflict_cycles
     assert none == 0 and many == 2 * 31
 
 
@@ -142,7 +151,10 @@ def test_integer_atomics_take_turns(name: str, returns: bool) -> None:
     assert out[:4].tolist() == memory and out[4:].tolist() == before
     word = DS.get(name, f"{name}_u32")
     mnemonic = "ds_wrxchg_rtn_b32" if name == "swap" else f"ds_{word.replace('_', '_rtn_')}"
-    body = head + f"\tv_mov_b32_e32 v5, 0xcdcdcdcd\n\tds_write_b32 v3, v5\n\t{mnemonic} v4, v3, v2\n\ts_waitcnt lgkmcnt(0)\n"
+    body = (
+        head
+        + f"\tv_mov_b32_e32 v5, 0xcdcdcdcd\n\tds_write_b32 v3, v5\n\t{mnemonic} v4, v3, v2\n\ts_waitcnt lgkmcnt(0)\n"
+    )
     local, _ = run_body(body + "\tglobal_store_dword v1, v4, s[4:5]", [data], lds=16)
     assert local.tolist() == before
 
@@ -169,7 +181,8 @@ def test_float_atomics(name: str, dtype) -> None:
     reg, load = ("v[2:3]", "x2") if wide else ("v2", "")
     body = (
         f"\tv_mul_u32_u24_e32 v1, {scale}, v0\n\tglobal_load_dword{load} {reg}, v1, s[6:7]\n\tv_mov_b32_e32 v4, 0\n"
-        f"\tv_mov_b32_e32 v6, 0\n\tv_mov_b32_e32 v7, 0\n\tglobal_store_dwordx2 v4, v[6:7], s[4:5]\n\ts_waitcnt vmcnt(0)\n"
+        f"\tv_mov_b32_e32 v6, 0\n\tv_mov_b32_e32 v7, 0\n\tglobal_store_dwordx2 v4, v[6:7], s[4:5]\n"
+        f"\ts_waitcnt vmcnt(0)\n"
         f"\tglobal_atomic_{name} v4, {reg}, s[4:5]"
     )
     out, _ = run_body(body, [data])
@@ -183,7 +196,9 @@ def test_constant_data_tables_and_calls() -> None:
         "\ts_getpc_b64 s[8:9]\n\ts_add_u32 s8, s8, table@rel32@lo+4\n\ts_addc_u32 s9, s9, table@rel32@hi+12\n"
         "\ts_load_dwordx2 s[10:11], s[8:9], 0x4\n\ts_getpc_b64 s[12:13]\n\ts_add_u32 s12, s12, twice@rel32@lo+4\n"
         "\ts_addc_u32 s13, s13, twice@rel32@hi+12\n\ts_waitcnt lgkmcnt(0)\n\ts_swappc_b64 s[30:31], s[12:13]\n"
-        "\tv_mov_b32_e32 v2, s10\n" + STORE_V2 + "\n\ts_endpgm\ntwice:\n\ts_add_u32 s10, s10, s11\n\ts_setpc_b64 s[30:31]\n"
+        "\tv_mov_b32_e32 v2, s10\n"
+        + STORE_V2
+        + "\n\ts_endpgm\ntwice:\n\ts_add_u32 s10, s10, s11\n\ts_setpc_b64 s[30:31]\n"
         "\t.section .rodata\n\t.p2align 2\ntable:\n\t.long 1, 20\n\t.long 0x16\n\t.text\n"
     )
     out, _ = run_body(body, [])

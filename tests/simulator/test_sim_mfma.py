@@ -129,7 +129,11 @@ def test_layout_and_result(item: Case, chip: str, name: str) -> None:
     registers = item.m * item.m * item.blocks // 64
     size = registers * (2 if item.out == "f64" else 1)
     c = RNG.integers(-50, 50, (registers, 64))
-    body = ["\ts_load_dwordx4 s[8:11], s[0:1], 0x10", "\ts_waitcnt lgkmcnt(0)", f"\tv_mul_u32_u24_e32 v2, {4 * words}, v0"]
+    body = [
+        "\ts_load_dwordx4 s[8:11], s[0:1], 0x10",
+        "\ts_waitcnt lgkmcnt(0)",
+        f"\tv_mul_u32_u24_e32 v2, {4 * words}, v0",
+    ]
     for i in range(words):
         body += [f"\tglobal_load_dword v{4 + i}, v2, s[6:7] offset:{4 * i}"]
         body += [f"\tglobal_load_dword v{12 + i}, v2, s[8:9] offset:{4 * i}"]
@@ -139,7 +143,7 @@ def test_layout_and_result(item: Case, chip: str, name: str) -> None:
         wide, reg = ("x2", f"v[{24 + 2 * i}:{25 + 2 * i}]") if item.out == "f64" else ("", f"v{24 + i}")
         body += [f"\tglobal_load_dword{wide} {reg}, v3, s[10:11] offset:{64 * step * i}"]
     body += ["\ts_waitcnt vmcnt(0)"]
-    span = (lambda at, n: f"v[{at}:{at + n - 1}]" if n > 1 else f"v{at}")  # noqa: E731
+    span = lambda at, n: f"v[{at}:{at + n - 1}]" if n > 1 else f"v{at}"  # noqa: E731
     body += [f"\t{name} {span(24, size)}, {span(4, words)}, {span(12, words)}, {span(24, size)}", "\ts_nop 15"]
     for i in range(registers):
         wide, reg = ("x2", f"v[{24 + 2 * i}:{25 + 2 * i}]") if item.out == "f64" else ("", f"v{24 + i}")
@@ -161,9 +165,15 @@ def test_names_and_operand_widths_are_llvms() -> None:
         lines = []
         for item, own, name in RUNS:
             if own == chip:
-                words = item.m * item.k * item.blocks * {"f64": 8, "f32": 4, "xf32": 4, "f16": 2, "bf16": 2}.get(item.dtype, 1) // 256
+                words = (
+                    item.m
+                    * item.k
+                    * item.blocks
+                    * {"f64": 8, "f32": 4, "xf32": 4, "f16": 2, "bf16": 2}.get(item.dtype, 1)
+                    // 256
+                )
                 size = item.m * item.m * item.blocks // 64 * (2 if item.out == "f64" else 1)
-                one = (lambda at, n: f"v[{at}:{at + n - 1}]" if n > 1 else f"v{at}")  # noqa: E731
+                one = lambda at, n: f"v[{at}:{at + n - 1}]" if n > 1 else f"v{at}"  # noqa: E731
                 lines.append(f"{name} {one(24, size)}, {one(4, words)}, {one(12, words)}, {one(24, size)}")
         command = [sys.executable, "-m", "ziglang", "clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={chip}", "-x",
                    "assembler", "-c", "-", "-o", "/dev/null"]  # fmt: skip
@@ -203,7 +213,9 @@ def test_scaled_product() -> None:
         body += [f"\tglobal_load_dwordx4 v[{4 + i}:{7 + i}], v2, s[6:7] offset:{4 * i}"]
         body += [f"\tglobal_load_dwordx4 v[{12 + i}:{15 + i}], v2, s[8:9] offset:{4 * i}"]
     body += ["\tglobal_load_dword v20, v1, s[10:11]", "\ts_waitcnt vmcnt(0)"]
-    body += ["\tv_mfma_scale_f32_16x16x128_f8f6f4 v[24:27], v[4:11], v[12:19], 0, v20, v20 op_sel:[1,0,0] op_sel_hi:[0,0,0]"]
+    body += [
+        "\tv_mfma_scale_f32_16x16x128_f8f6f4 v[24:27], v[4:11], v[12:19], 0, v20, v20 op_sel:[1,0,0] op_sel_hi:[0,0,0]"
+    ]
     body += [f"\tglobal_store_dword v1, v{24 + i}, s[4:5] offset:{256 * i}" for i in range(4)]
     out, _ = run_body("\n".join(body), [codes_a, codes_b, packed], arch="gfx950", out_bytes=1024)
     left = operand(item, a.reshape(64, 32) * 2.0 ** (scale_a[:, None] - 127.0))
@@ -228,5 +240,7 @@ def test_small_formats_match_torch() -> None:
 def test_stale_input_spoils_the_result_of_its_wave_only_where_kept() -> None:
     assert "v_mfma" in kernel_text("\tv_mfma_f32_4x4x1_16b_f32 v[24:27], v4, v5, 0")
     a = np.ones(64, np.float32)
-    got = accumulate("\tv_mfma_f32_4x4x1_16b_f32 v[28:31], v40, v41, 0\n\tv_mfma_f32_4x4x1_16b_f32 v[24:27], v4, v5, 0\n", [a, a])
+    got = accumulate(
+        "\tv_mfma_f32_4x4x1_16b_f32 v[28:31], v40, v41, 0\n\tv_mfma_f32_4x4x1_16b_f32 v[24:27], v4, v5, 0\n", [a, a]
+    )
     assert (got == 1).all()
