@@ -31,9 +31,7 @@ def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], n
     for digits in alignment.digits:
         spec = join_digits(spec, [alignment.name(d) for d in digits])
     spec = simplify_indices(spec)
-    for operand in spec.inputs:
-        spec = tidy_input(spec, operand.name)
-    return name_axes(used_sizes(spec), alignment.stems)
+    return name_axes(used_sizes(tidy_inputs(spec)), alignment.stems)
 
 
 def own_dims(operand: Operand) -> Operand:
@@ -49,14 +47,31 @@ def _order_reduction(stmt: Stmt, order: list[str]) -> Stmt:
     return stmt
 
 
-def tidy_input(spec: KernelSpec, name: str) -> KernelSpec:
-    """The spec with an input's dims as its reads see them: unit dims gone, adjacent dims that are read as the digits of
-    one number joined, the others named after the axis that reads them. The memory stays the same."""
-    operand = spec.operand[name]
-    reads = [r for s in spec.body for r in s.loads() if r.tensor == name]
+def tidy_inputs(spec: KernelSpec) -> KernelSpec:
+    """The spec with the dims of inputs as their reads see them: unit dims gone, adjacent dims that are read as digits
+    of one number joined, the others named after the axis that reads them. The memory stays the same."""
+    reads: dict[str, list[Load]] = {o.name: [] for o in spec.inputs}
+    for stmt in spec.body:
+        for load in stmt.loads():
+            if load.tensor in reads:
+                reads[load.tensor].append(load)
     sizes = dict(spec.size)
+    index: dict[Load, tuple[Expr, ...]] = {}
+    inputs = tuple(_tidied(spec, o, reads[o.name], sizes, index) for o in spec.inputs)
+
+    def visit(expr: Expr) -> Expr:
+        return replace(expr, index=index[expr]) if isinstance(expr, Load) and expr in index else expr
+
+    body = tuple(s.map(lambda root: transform(root, visit)) if index else s for s in spec.body)
+    return replace(spec, sizes=tuple(sizes.values()), inputs=inputs, body=body)
+
+
+def _tidied(
+    spec: KernelSpec, operand: Operand, reads: list[Load], sizes: dict[str, Size], index: dict[Load, tuple[Expr, ...]]
+) -> Operand:
+    """One input with its new dims, whose sizes go to `sizes`; `index` gets the new index of each read that changed."""
     algebra = IndexAlgebra(sizes)
-    dims, strides = list(operand.dims), list(spec.strides_of(name))
+    dims, strides = list(operand.dims), list(spec.strides_of(operand.name))
     columns = [[r.index[i] for r in reads] for i in range(len(dims))]
     i = 0
     while i < len(dims):
@@ -73,24 +88,10 @@ def tidy_input(spec: KernelSpec, name: str) -> KernelSpec:
             i = max(i - 1, 0)
         else:
             i += 1
-    index = {r: tuple(column[n] for column in columns) for n, r in enumerate(reads)}
-    body = tuple(
-        s.map(
-            lambda root: transform(
-                root, lambda e: replace(e, index=index[e]) if isinstance(e, Load) and e in index else e
-            )
-        )
-        for s in spec.body
-    )
-    named = _dims_by_readers(spec, sizes, dims, columns)
+    if len(dims) != len(operand.dims):
+        index.update({r: tuple(column[n] for column in columns) for n, r in enumerate(reads)})
     kept = tuple(strides) if operand.strides is not None else None
-    new = replace(operand, dims=named, strides=kept)
-    return replace(
-        spec,
-        sizes=tuple(sizes.values()),
-        inputs=tuple(new if o.name == name else o for o in spec.inputs),
-        body=body,
-    )
+    return replace(operand, dims=_dims_by_readers(sizes, dims, columns), strides=kept)
 
 
 def _join_dims(
@@ -111,9 +112,7 @@ def _divisions(expr: Expr) -> int:
     return sum(isinstance(e, Call) and e.fn in ("floordiv", "mod") for e in walk(expr))
 
 
-def _dims_by_readers(
-    spec: KernelSpec, sizes: dict[str, Size], dims: list[str], columns: list[list[Expr]]
-) -> tuple[str, ...]:
+def _dims_by_readers(sizes: dict[str, Size], dims: list[str], columns: list[list[Expr]]) -> tuple[str, ...]:
     """Each dim named after the first axis of its size that reads it as it is; symbolic dims are their own axis."""
     named: list[str] = []
     for dim, column in zip(dims, columns, strict=True):

@@ -171,7 +171,7 @@ class Fusion:
         ):
             return False
         own = self.kernel(group)
-        gain = self._gain_in_readers(targets, readers, own.spec, _is_light_prologue)
+        gain = self._gain_in_readers(targets, readers, own.spec)
         if gain is None or gain + own.price <= 0:
             return False
         del self.groups[group]
@@ -192,9 +192,8 @@ class Fusion:
         if not left:
             return False
         before = self.kernel(group)
-        alone = extract(self.whole, moved, (target,))
         # An operand that a contraction would have to compute stays where it is: there it costs nothing.
-        gain = self._gain_in_readers(moved, readers, alone, lambda *_: False)
+        gain = self._gain_in_readers(moved, readers, None)
         if gain is None:
             return False
         saved = dict(self.groups), dict(self.owner), {t: set(self.members[t]) for t in whole}
@@ -233,23 +232,22 @@ class Fusion:
         return tuple(t for t in targets if t in needed)
 
     def _gain_in_readers(
-        self,
-        targets: Sequence[str],
-        readers: Sequence[int],
-        own: KernelSpec,
-        may_feed: Callable[[Trial, KernelSpec], bool],
+        self, targets: Sequence[str], readers: Sequence[int], prologue: KernelSpec | None
     ) -> float | None:
-        """What the readers' kernels gain by computing `targets`, the kernel `own`, themselves; None where that is not
-        allowed. `may_feed` says whether a contraction may compute them for its operands."""
+        """What the readers' kernels gain by computing `targets` themselves; None where that is not allowed.
+        `prologue`: the targets as a kernel, where a contraction may compute them for its operands if they are light."""
         gain = 0.0
         for reader in readers:
             if self._is_closed(reader):
                 return None
             before = self.kernel(reader)
+            feeds = isinstance(before.pattern, Contraction) and _feeds_operand(before, set(targets))
+            if feeds and prologue is None:
+                return None
             after = self.trial({*self.groups[reader], *targets}, (reader,))
             if type(after.pattern) is not type(before.pattern) or launches(after.pattern) > launches(before.pattern):
                 return None
-            if isinstance(after.pattern, Contraction) and _feeds_operand(before, own) and not may_feed(after, own):
+            if feeds and prologue is not None and not _is_light_prologue(after, prologue):
                 return None
             gain += before.price - after.price
         return gain
@@ -337,14 +335,14 @@ def _keeps_schedule(before: tuple[Trial, Trial], merged: Trial) -> bool:
     return launches(merged.pattern) < sum(launches(t.pattern) for t in before)
 
 
-def _feeds_operand(contraction: Trial, added: KernelSpec) -> bool:
-    """Whether an operand of a contraction needs an output of `added`, directly or through temporaries."""
+def _feeds_operand(contraction: Trial, added: set[str]) -> bool:
+    """Whether an operand of a contraction needs a tensor of `added`, directly or through temporaries."""
     assert isinstance(contraction.pattern, Contraction)
     operands = {r.tensor for r in contraction.pattern.stmt.loads()}
     for stmt in reversed(contraction.spec.body):
         if stmt.target in operands:
             operands.update(r.tensor for r in stmt.loads())
-    return bool(operands & {o.name for o in added.outputs})
+    return bool(operands & added)
 
 
 def _is_light_prologue(after: Trial, added: KernelSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvc.graph import TensorType
@@ -26,21 +27,44 @@ def size_of(t: TensorType) -> int:
 
 def memory_plan(plan: Plan) -> MemoryPlan:
     """Offsets for all values that a kernel writes and that do not outlive the call; what a fallback node writes
-    belongs to torch. Largest tensors first, each at the lowest place that is free through its life, in the gap that
-    fits best: no tensor overlaps another whose life overlaps its own."""
+    belongs to torch. No tensor overlaps another whose life overlaps its own. Packing is hard to do best, so several
+    greedy orders are tried and the smallest arena wins."""
     lifetimes = _lifetimes(plan)
-    placed: list[tuple[int, int, int, int]] = []  # first step, last step, offset, end
+    sizes = {v: size_of(plan.buffers[v]) for v in lifetimes}
+
+    def steps(v: str) -> int:
+        return lifetimes[v][1] - lifetimes[v][0] + 1
+
+    orders = (
+        sorted(lifetimes, key=lambda v: (-sizes[v], lifetimes[v])),
+        sorted(lifetimes, key=lambda v: (-steps(v), -sizes[v], lifetimes[v])),
+        sorted(lifetimes, key=lambda v: (-steps(v) * sizes[v], lifetimes[v])),
+        sorted(lifetimes, key=lambda v: (lifetimes[v][0], -sizes[v])),
+    )
+    arenas = [_pack(order, lifetimes, sizes, gap) for order in orders for gap in (_best_gap, _first_gap)]
+    offsets = min(arenas, key=lambda a: _end(a, sizes))
+    ordered = {v: offsets[v] for v in plan.buffers if v in offsets}
+    return MemoryPlan(ordered, _end(offsets, sizes), lifetimes)
+
+
+def _end(offsets: dict[str, int], sizes: dict[str, int]) -> int:
+    return max((offset + sizes[v] for v, offset in offsets.items()), default=0)
+
+
+def _pack(
+    order: list[str],
+    lifetimes: dict[str, tuple[int, int]],
+    sizes: dict[str, int],
+    gap: Callable[[list[tuple[int, int]], int], int],
+) -> dict[str, int]:
+    """Place values one after another, each in a gap between those that live at the same time."""
     offsets: dict[str, int] = {}
-    by_size = sorted(lifetimes, key=lambda v: (-size_of(plan.buffers[v]), lifetimes[v]))
-    for value in by_size:
+    for value in order:
         first, last = lifetimes[value]
-        size = size_of(plan.buffers[value])
-        busy = sorted((offset, end) for f, l, offset, end in placed if f <= last and first <= l)
-        offset = _best_gap(busy, size)
-        offsets[value] = offset
-        placed.append((first, last, offset, offset + size))
-    order = [v for v in plan.buffers if v in offsets]
-    return MemoryPlan({v: offsets[v] for v in order}, max((end for *_, end in placed), default=0), lifetimes)
+        together = [v for v in offsets if lifetimes[v][0] <= last and first <= lifetimes[v][1]]
+        busy = sorted((offsets[v], offsets[v] + sizes[v]) for v in together)
+        offsets[value] = gap(busy, sizes[value])
+    return offsets
 
 
 def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -63,6 +87,16 @@ def _best_gap(busy: list[tuple[int, int]], size: int) -> int:
             best = (start - free, free)
         free = max(free, end)
     return best[1] if best is not None else free
+
+
+def _first_gap(busy: list[tuple[int, int]], size: int) -> int:
+    """Start of the lowest gap between busy ranges that holds `size` bytes."""
+    free = 0
+    for start, end in busy:
+        if start - free >= size:
+            break
+        free = max(free, end)
+    return free
 
 
 def live_peak(plan: Plan) -> int:
