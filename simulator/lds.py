@@ -68,7 +68,7 @@ def addresses(g: Group, register: int, offset: int, width: int) -> np.ndarray:
     lds = g.batch.lds
     own = g.vector(register)
     if offset:
-        own = own + U32(offset)
+        own = own + np.uint32(offset)
     limit = lds.limit - width
     if g.full:
         if limit < 0 or int(own.max()) > limit:

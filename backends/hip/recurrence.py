@@ -48,7 +48,7 @@ class RecurrenceEmitter:
         if pattern.is_local:
             return Space(tuple((("BLOCK", n), ("SHARE", 1)) for n in (256, 64, 512) if n <= limit))
         widest = max(domain_size(task.spec, pattern.lanes(phase)) for phase in pattern.phases)
-        deep = any(_is_sums(task.spec, phase, DEEP) for phase in pattern.phases)
+        deep = any(_is_deep(task.spec, phase) for phase in pattern.phases)
         found: list[Knobs] = []
         for share in (16, 4, 64, 1) if deep else (1,):
             for block in (1024, 512, 256, 128, 64):
@@ -72,14 +72,16 @@ class RecurrenceEmitter:
         yield file.candidate(self.name, self.schedule, tuple(settings.items()))
 
 
-def _is_sums(spec: KernelSpec, phase: tuple[Stmt, ...], depth: int) -> bool:
-    """Whether all statements of a phase are reductions of floats over at least `depth` points."""
-    return all(
+def _is_deep(spec: KernelSpec, phase: tuple[Stmt, ...]) -> bool:
+    """Whether the reductions of a phase are of floats over many points, so that lanes may share them. What follows from
+    them at the same point is computed by every lane."""
+    reductions = [s for s in phase if isinstance(s.over, Reduce)]
+    return bool(reductions) and all(
         isinstance(s.over, Reduce)
         and s.over.op in ("sum", "prod", "max", "min")
         and s.dtype.compute in (F32, F64)
-        and domain_size(spec, s.inner_axes) >= depth
-        for s in phase
+        and domain_size(spec, s.inner_axes) >= DEEP
+        for s in reductions
     )
 
 
@@ -304,7 +306,7 @@ class LoopWriter:
         kernel, writer = self.kernel, self.kernel.writer
         lanes = self.pattern.lanes(phase)
         points = domain_size(self.spec, lanes)
-        share = self.share if _is_sums(self.spec, phase, DEEP) else 1
+        share = self.share if _is_deep(self.spec, phase) else 1
         with kernel.local_names():
             item = kernel.axis("item", points)
             text = kernel.axis_text[item.name]
@@ -317,7 +319,7 @@ class LoopWriter:
         kernel, writer = self.kernel, self.kernel.writer
         for s in phase:
             kernel.computing = s.target
-            if share > 1:
+            if share > 1 and isinstance(s.over, Reduce):
                 self._shared_sum(scope, s)
             else:
                 scope.at(s)
