@@ -39,25 +39,43 @@ class Scope(ValueScope):
     """See the module: tensors read, computed, reduced and stored."""
 
     # ------------------------------------------------------------ tensors
-    def load(self, tensor: str, index: tuple[Expr, ...], other: Const | None) -> V:
+    def load(self, tensor: str, index: tuple[Expr, ...], other: Expr | None) -> V:
         """`tensor[index]`: from memory, or computed here where it is a temporary."""
-        key = (tensor, tuple(self.resolved(i) for i in index), other)
+        key = self.key(tensor, index, other)
         known = self.recall(key)
         if known is not None:
             return known
-        home = self.home(self.physical_axes(index))
+        home = self.home(self.physical_axes(index if other is None else (*index, other)))
         if tensor in self.kernel.memory:
             return self._read(home, key, tensor, index, other)
         return self._compute(home, key, tensor, index, other)
 
-    def _read(self, home: Scope, key: object, tensor: str, index: tuple[Expr, ...], other: Const | None) -> V:
+    def key(self, tensor: str, index: tuple[Expr, ...], other: Expr | None = None) -> object:
+        """What a load is remembered by: its place among the physical axes."""
+        guard = substitute(other, self.env) if other is not None else None
+        return tensor, tuple(self.resolved(i) for i in index), guard
+
+    def _read(self, home: Scope, key: object, tensor: str, index: tuple[Expr, ...], other: Expr | None) -> V:
         dtype = self.spec.dtype_of(tensor)
+        if other is not None and not isinstance(other, Const):
+            return self._started(home, key, tensor, index, other)
         raw = self.access(tensor, index, other, home, self.fill.get(key))
         value = V(f"{raw}.to({TL[dtype.compute.name]})" if dtype.compute is not dtype else raw, ATOM, dtype.compute)
         return home.keep(key, tensor, replace(value, axes=self.physical_axes(index)))
 
+    def _started(self, home: Scope, key: object, tensor: str, index: tuple[Expr, ...], other: Expr) -> V:
+        """A loop's read of the step before: its value from memory, or the start value in the first step."""
+        dtype = self.spec.dtype_of(tensor)
+        guards = self.guards(tensor, index, home)
+        raw = self.access(tensor, index, Const(0), home)
+        stored = V(f"{raw}.to({TL[dtype.compute.name]})" if dtype.compute is not dtype else raw, ATOM, dtype.compute)
+        start = home.strong(home.round(home.value(other), dtype), dtype.compute)
+        inside = V(conjunction(guards), BIT_AND, BOOL)
+        chosen = home._joined("tl.where({0}, {1}, {2})", ATOM, [inside, stored, start], dtype.compute)
+        return home.keep(key, tensor, replace(chosen, axes=self.physical_axes([*index, other])))
+
     def access(
-        self, tensor: str, index: tuple[Expr, ...], other: Const | None, home: Scope, fill: float | bool | None = None
+        self, tensor: str, index: tuple[Expr, ...], other: Expr | None, home: Scope, fill: float | bool | None = None
     ) -> str:
         """The `tl.load` of an operand or scratch buffer, in its storage type. Lanes outside the block give `fill`."""
         dtype = self.spec.dtype_of(tensor)
@@ -66,9 +84,9 @@ class Scope(ValueScope):
         pointer = self.address(tensor, index, home)
         if not masks:
             return f"tl.load({pointer})"
-        outside = typed_literal(other.value if other is not None else fill or 0, dtype.compute)
+        outside = typed_literal(other.value if isinstance(other, Const) else fill or 0, dtype.compute)
         fallback = literal_text(outside if dtype is not BOOL else int(outside))
-        mask = " & ".join(masks)
+        mask = conjunction(masks)
         if len(pointer) + len(mask) > LINE - 32 and len(masks) > 1:
             local = self.kernel.fresh("inside")
             home.emit(f"{local} = {mask}")
@@ -126,7 +144,7 @@ class Scope(ValueScope):
         known = self.recall(("local", key))
         return known if known is not None else self.keep(("local", key), stem, value)
 
-    def _compute(self, home: Scope, key: object, tensor: str, index: tuple[Expr, ...], other: Const | None) -> V:
+    def _compute(self, home: Scope, key: object, tensor: str, index: tuple[Expr, ...], other: Expr | None) -> V:
         """A temporary where it is read."""
         stmt = self.spec.stmt[tensor]
         if other is not None:
@@ -138,7 +156,7 @@ class Scope(ValueScope):
         value = home.value(substitute(stmt.expr, at))
         return home.keep(key, tensor, home.round(value, stmt.dtype))
 
-    def _guarded(self, home: Scope, key: object, stmt: Stmt, index: tuple[Expr, ...], other: Const) -> V:
+    def _guarded(self, home: Scope, key: object, stmt: Stmt, index: tuple[Expr, ...], other: Expr) -> V:
         """A temporary read where it may be outside: computed at a clamped index, and replaced there."""
         guards = self.guards(stmt.target, index, home)
         clamped = []
@@ -151,7 +169,7 @@ class Scope(ValueScope):
         value = home.load(stmt.target, tuple(clamped), None)
         if not guards:
             return value
-        condition = V(" & ".join(guards), BIT_AND, BOOL, self.physical_axes(index))
+        condition = V(conjunction(guards), BIT_AND, BOOL, self.physical_axes(index))
         outside = home._argument(home.to(home.value(other), value.type))
         chosen = home._joined("tl.where({0}, {1}, {2})", ATOM, [condition, value, outside], value.type)
         return home.keep(key, stmt.target, chosen)
@@ -166,8 +184,10 @@ class Scope(ValueScope):
         """The value as a block of this scope's whole shape (a scalar where there is none)."""
         if value.literal is not None:
             return self.full(value.literal, value.type)
+        if set(self.shape) <= {self.binding(a).spans for a in value.axes}:
+            return value.text
         shape = ", ".join(self.shape) + ("," if len(self.shape) == 1 else "")
-        return f"tl.broadcast_to({value.text}, ({shape}))" if self.shape else value.text
+        return f"tl.broadcast_to({value.text}, ({shape}))"
 
     def reduce(self, key: object, stmt: Stmt, index: tuple[Expr, ...]) -> V:
         """A reduction by loops inside every lane."""
@@ -277,7 +297,7 @@ class Scope(ValueScope):
         pointer = self.address(tensor, index, self)
         masks = self.masks(index)
         rounded = self.stored(value, dtype)
-        mask = ", mask=" + " & ".join(masks) if masks else ""
+        mask = ", mask=" + conjunction(masks) if masks else ""
         if len(pointer) + len(rounded) + len(mask) > LINE and not rounded.isidentifier():
             name = self.kernel.fresh(tensor)
             self.emit(f"{name} = {rounded}")
@@ -290,6 +310,11 @@ class Scope(ValueScope):
         if dtype is value.type or value.literal is not None:
             return value.text
         return f"{value.at(ATOM)}.to({TL[dtype.name]})"
+
+
+def conjunction(masks: list[str]) -> str:
+    """All masks at once; one alone stands without its parentheses."""
+    return masks[0].removeprefix("(").removesuffix(")") if len(masks) == 1 else " & ".join(masks)
 
 
 def is_product(expr: Expr) -> bool:

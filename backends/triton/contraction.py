@@ -227,7 +227,7 @@ class _Tile:
             cast = ".to(tl.int64)" if scope.wide else ""
             scope.emit(f"{name} = {tile}{cast} * {block} + tl.arange(0, {block}){lane}")
             mask = bounds(scope, name, str(points), points % self.file.constant(block) == 0, block)
-            axis = scope.bind(name, points, Physical(name, mask=mask))
+            axis = scope.bind(name, points, Physical(name, mask=mask, spans=block))
             scope.place(unflatten(self.spec, axes, axis))
 
     def _open_batch(self, program: str) -> None:
@@ -248,7 +248,7 @@ class _Tile:
         cast = ".to(tl.int64)" if loop.wide else ""
         place.emit(f"{depth} = {start}{cast} + tl.arange(0, BLOCK_K){lane}")
         mask = bounds(place, depth, str(self.shape.k), self.shape.k % self.file.constant("BLOCK_K") == 0, "BLOCK_K")
-        axis = place.bind(depth, self.shape.k, Physical(depth, mask=mask))
+        axis = place.bind(depth, self.shape.k, Physical(depth, mask=mask, spans="BLOCK_K"))
         place.place(unflatten(self.spec, self.pattern.k, axis))
         place.shape = ("BLOCK_M", "BLOCK_K") if side == self.m else ("BLOCK_K", "BLOCK_N")
         value = self._tile_value(place, expr)
@@ -295,7 +295,7 @@ class _Tile:
         scope, stmt = self.scope, self.pattern.stmt
         index = tuple(Axis(a) for a in stmt.axes)
         value = V(acc, ATOM, self.accumulator, frozenset({self.m, self.n}))
-        key = (stmt.target, tuple(scope.resolved(i) for i in index), None)
+        key = scope.key(stmt.target, index)
         if scope.is_read(stmt.target) and stmt.dtype is not self.accumulator:
             scope.keep(key, stmt.target, scope.round(value, stmt.dtype))
         else:

@@ -24,10 +24,11 @@ from .pointwise import (
     flat_kernel,
     is_wide,
     open_flat,
+    open_lines,
     points_of,
     programs,
-    unflatten,
 )
+from .recurrence import loop_kernel
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, COMBINE_HELPER, COMPARE
 
@@ -64,9 +65,12 @@ class GenericEmitter(RuleEmitter):
         found = stages(spec).stages
         for number, stage in enumerate(found):
             stmt = spec.stmt[stage.target]
+            name = kernel_name(spec.name if len(found) == 1 else f"{spec.name}_{number}_{stage.target}")
+            if stage.kind == "loop":
+                memory = loop_kernel(file, name, stage, memory)
+                continue
             if stage.target not in outputs:
                 file.scratch(stage.target, stmt.dtype, spec.shape_of(stage.target))
-            name = kernel_name(spec.name if len(found) == 1 else f"{spec.name}_{number}_{stage.target}")
             _write_stage(file, name, stage, stmt, memory)
             memory |= {stage.target}
 
@@ -94,7 +98,7 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     root = Scope(kernel)
     lines = tuple(a for a in stmt.axes if a != over.axis)
     root.wide = is_wide(spec, stmt.axes)
-    scope = _open_lines(root, lines)
+    scope = open_lines(root, lines)
     kind = stmt.dtype.compute
     flag = kind is BOOL
     kind = I32 if flag else kind
@@ -115,7 +119,7 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     inner.emit(f"{column} = {begin} + tl.arange(0, COLUMNS)")
     mask = kernel.fresh(f"{column}_in")
     inner.emit(f"{mask} = {column} < {extent}")
-    axis = inner.bind(column, size, Physical(column, mask=mask))
+    axis = inner.bind(column, size, Physical(column, mask=mask, spans="COLUMNS"))
     inner.shape = ("COLUMNS",)
     inner.place({over.axis: axis})
     value = inner.to(inner.to(inner.value(stmt.expr), stmt.dtype.compute), kind)
@@ -142,28 +146,6 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     scope.close(f"for {first} in range(0, {extent}, COLUMNS):", inner)
     close_flat(root, scope)
     file.add(kernel, points_of(spec, lines))
-
-
-def _open_lines(scope: Scope, lines: tuple[str, ...]) -> Scope:
-    """One line of the domain a program, or a loop over lines where their number is not known; `close_flat` ends it."""
-    spec, kernel = scope.spec, scope.kernel
-    static = all(spec.size[a].size is not None for a in lines)
-    if static and points_of(spec, lines) == 1:
-        scope.place({a: Const(0) for a in lines})
-        return scope
-    name = kernel.fresh_axis("line")
-    inner = scope
-    if static:
-        scope.emit(f"{name} = tl.program_id(0){'.to(tl.int64)' if scope.wide else ''}")
-    else:
-        count: Expr = Const(1)
-        for a in lines:
-            count = Call("mul", (count, Extent(a)))
-        inner = scope.child()
-        inner.emit(f"@{name} in range(tl.program_id(0).to(tl.int64), {scope.index(count).text}, tl.num_programs(0)):")
-    axis = inner.bind(name, points_of(spec, lines) if static else None, Physical(name))
-    inner.place(unflatten(spec, lines, axis))
-    return inner
 
 
 def _combine(scope: Scope, op: str, a: V, b: V) -> str:
@@ -212,7 +194,7 @@ def order_kernel(file: SourceFile, name: str, stmt: Stmt, over: Order, memory: f
     extent = str(size) if size is not None else kernel.extent(over.axis)
     inner.close(f"for {other} in range({extent}):", loop)
     place = inner.child(inline=True)
-    place.bind(rank, size, Physical(rank, mask=" & ".join(inner.masks([Axis(a) for a in stmt.axes]))))
+    place.bind(rank, size, Physical(rank, mask=" & ".join(inner.masks([Axis(a) for a in stmt.axes])), spans="BLOCK"))
     index = tuple(Axis(rank) if a == over.axis else Axis(a) for a in stmt.axes)
     value = mine if over.kind == "sort" else V(here.text, here.strength, here.type)
     place.store(stmt.target, index, value)

@@ -48,12 +48,14 @@ class V:
 
 @dataclass(frozen=True)
 class Physical:
-    """A physical axis: its local, the mask that says where it is inside, and whether it is a Python constant."""
+    """A physical axis: its local, the mask that says where it is inside, whether it is a Python constant, and for a
+    block-shaped one the size that it spans ("BLOCK")."""
 
     text: str
     strength: int = ATOM
     mask: str = ""
     constant: bool = False
+    spans: str = ""
 
 
 def literal_text(value: bool | int | float) -> str:

@@ -110,7 +110,7 @@ def open_flat(scope: Scope, axes: Sequence[str]) -> Scope:
         block = kernel.file.constant("BLOCK")
         scope.emit(f"{name} = {program} * BLOCK + tl.arange(0, BLOCK)")
         mask = bounds(scope, name, str(points), points % block == 0, "BLOCK")
-        p: Expr = scope.bind(name, points, Physical(name, mask=mask))
+        p: Expr = scope.bind(name, points, Physical(name, mask=mask, spans="BLOCK"))
         scope.shape = ("BLOCK",)
         scope.place(unflatten(spec, axes, p))
         return scope
@@ -124,10 +124,32 @@ def open_flat(scope: Scope, axes: Sequence[str]) -> Scope:
     start = kernel.fresh("start")
     inner.lines.append(f"{name} = {start} + tl.arange(0, BLOCK)")
     mask = bounds(inner, name, points_name, False, "BLOCK")
-    p = inner.bind(name, None, Physical(name, mask=mask))
+    p = inner.bind(name, None, Physical(name, mask=mask, spans="BLOCK"))
     inner.shape = ("BLOCK",)
     inner.place(unflatten(spec, axes, p))
     inner.lines.insert(0, f"@{start} in range({program} * BLOCK, {points_name}, tl.num_programs(0) * BLOCK):")
+    return inner
+
+
+def open_lines(scope: Scope, lines: tuple[str, ...]) -> Scope:
+    """One line of the domain a program, or a loop over lines where their number is not known; `close_flat` ends it."""
+    spec, kernel = scope.spec, scope.kernel
+    static = all(spec.size[a].size is not None for a in lines)
+    if static and points_of(spec, lines) == 1:
+        scope.place({a: Const(0) for a in lines})
+        return scope
+    name = kernel.fresh_axis("line")
+    inner = scope
+    if static:
+        scope.emit(f"{name} = tl.program_id(0){'.to(tl.int64)' if scope.wide else ''}")
+    else:
+        count: Expr = Const(1)
+        for a in lines:
+            count = Call("mul", (count, Extent(a)))
+        inner = scope.child()
+        inner.emit(f"@{name} in range(tl.program_id(0).to(tl.int64), {scope.index(count).text}, tl.num_programs(0)):")
+    axis = inner.bind(name, points_of(spec, lines) if static else None, Physical(name))
+    inner.place(unflatten(spec, lines, axis))
     return inner
 
 

@@ -143,7 +143,7 @@ class _RowKernel:
         program = "tl.program_id(0).to(tl.int64)" if scope.wide else "tl.program_id(0)"
         scope.emit(f"{row} = {program} * ROWS + tl.arange(0, ROWS)[:, None]")
         mask = bounds(scope, row, str(self.rows), self.rows % self.file.constant("ROWS") == 0, "ROWS")
-        axis = scope.bind(row, self.rows, Physical(row, mask=mask))
+        axis = scope.bind(row, self.rows, Physical(row, mask=mask, spans="ROWS"))
         scope.place(unflatten(self.spec, outer, axis))
         scope.shape = ("ROWS", "COLUMNS")
 
@@ -158,7 +158,7 @@ class _RowKernel:
             if self.width != self.columns:
                 mask = self.kernel.fresh(f"{self.column}_in")
                 scope.emit(f"{mask} = {self.column} < {self.columns}")
-        axis = scope.bind(self.column, self.columns, Physical(self.column, mask=mask))
+        axis = scope.bind(self.column, self.columns, Physical(self.column, mask=mask, spans="COLUMNS"))
         scope.place(unflatten(self.spec, self.pattern.inner, axis))
 
     # ------------------------------------------------------------ one block holds the row
@@ -221,7 +221,7 @@ class _RowKernel:
             return self._vanishes(scope, expr)
         match expr:
             case Load(tensor, index, None) if tensor in self.kernel.memory:
-                key = (tensor, tuple(scope.resolved(i) for i in index), None)
+                key = scope.key(tensor, index)
                 dtype = self.spec.dtype_of(tensor)
                 if scope.recall(key) is None and self._in_columns(scope, expr) and dtype.is_float:
                     scope.fill[key] = start
@@ -231,7 +231,7 @@ class _RowKernel:
     def _vanishes(self, scope: Scope, expr: Expr) -> bool:
         match expr:
             case Load(tensor, index, None) if tensor in self.kernel.memory:
-                key = (tensor, tuple(scope.resolved(i) for i in index), None)
+                key = scope.key(tensor, index)
                 return self._in_columns(scope, expr) and scope.fill.get(key, 0) == 0
             case Call("mul", (a, b)):
                 return self._vanishes(scope, a) and self._vanishes(scope, b)
@@ -264,7 +264,7 @@ class _RowKernel:
             scope.emit(f"{name} = tl.reduce({text}, {axis}, {self.file.helper(helper)}{tail})")
         rows = frozenset(a for a in scope.physical if a != self.column)
         result = V(name, ATOM, kind, rows)
-        key = (stmt.target, tuple(scope.resolved(Axis(a)) for a in stmt.axes), None)
+        key = scope.key(stmt.target, tuple(Axis(a) for a in stmt.axes))
         if over.op not in ("argmax", "argmin") and stmt.dtype is not kind and scope.is_read(stmt.target):
             scope.keep(key, stmt.target, scope.round(result, stmt.dtype))
         else:

@@ -107,6 +107,8 @@ def _runs_backwards(spec: KernelSpec, tensor: str) -> bool:
     Such an offset is (negative lane part) + (constant). LLVM puts the constant into the instruction's own offset field,
     and a buffer instruction then takes the negative rest for out of range: the tensor must not be addressed by one.
     """
+    if any(loop.reverse for loop in spec.loops):
+        return True
     algebra = IndexAlgebra(spec.size)
     for stmt in spec.body:
         for load in stmt.loads():

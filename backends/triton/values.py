@@ -30,7 +30,7 @@ class ValueScope(IndexScope):
     """An IndexScope that also writes values; `load` says what a tensor's value is."""
 
     @abstractmethod
-    def load(self, tensor: str, index: tuple[Expr, ...], other: Const | None) -> V:
+    def load(self, tensor: str, index: tuple[Expr, ...], other: Expr | None) -> V:
         """`tensor[index]`."""
 
     # ------------------------------------------------------------ values

@@ -26,7 +26,8 @@ SPECS: dict[str, str] = {
     "scalar": """kernel scalar(x: f32[]) -> (y: f32[]) {
   y[] = x[] * 2.0
 }""",
-    "strided": """kernel strided(x: f32[m=7,k=9] strides(20,2), y: f32[m,k] strides(1,8)) -> (z: f32[m,k] strides(12,1)) {
+    "strided": """kernel strided(x: f32[m=7,k=9] strides(20,2), y: f32[m,k] strides(1,8))
+    -> (z: f32[m,k] strides(12,1)) {
   z[m,k] = x[m,k] - y[m,k]
 }""",
     "concat": """kernel concat(x: f32[m=7,k=9], y: f32[m,j=5]) -> (z: f32[m,n=14]) {
@@ -58,7 +59,8 @@ SPECS: dict[str, str] = {
   s: f32[m] = sum(k) e[k,m]
   y[k,m] = e[k,m] / s[m]
 }""",
-    "layer_norm": """kernel layer_norm(x: bf16[a=3,m=7,k=77], g: bf16[k], b: bf16[k]) -> (y: bf16[a,m,k], mean: f32[a,m]) {
+    "layer_norm": """kernel layer_norm(x: bf16[a=3,m=7,k=77], g: bf16[k], b: bf16[k])
+    -> (y: bf16[a,m,k], mean: f32[a,m]) {
   s: f32[a,m] = sum(k) x[a,m,k]
   mean[a,m] = s[a,m] / 77.0
   v: f32[a,m] = sum(k) (x[a,m,k] - mean[a,m]) * (x[a,m,k] - mean[a,m])
@@ -93,7 +95,8 @@ SPECS: dict[str, str] = {
   y[m,n] = gelu(u[m,n])
 }""",
     "conv_bn_relu": """kernel conv_bn_relu(x: f32[b=2,c=5,h=19,w=17], f: f32[o=9,c,r=3,s=3], scale: f32[o],
-    shift: f32[o]) -> (y: f32[b,o,i=10,j=9]) {
+    shift: f32[o])
+    -> (y: f32[b,o,i=10,j=9]) {
   t: f32[b,o,i,j] = sum(c,r,s) x[b,c,2*i+r-1,2*j+s-1 | 0.0] * f[o,c,r,s]
   y[b,o,i,j] = relu(t[b,o,i,j] * scale[o] + shift[o])
 }""",
@@ -139,7 +142,8 @@ SPECS: dict[str, str] = {
   z[v,d] = scatter set(n,e -> i[n], e ; 0.5) x[n,e]
   w[v,d] = scatter max(n,e -> i[n], e ; 0.0) x[n,e]
 }""",
-    "integers": """kernel integers(x: i32[n=50], y: i8[n], u: u8[n]) -> (a: i32[n], b: i8[n], c: u8[n], d: f32[n], e: i64[n]) {
+    "integers": """kernel integers(x: i32[n=50], y: i8[n], u: u8[n])
+    -> (a: i32[n], b: i8[n], c: u8[n], d: f32[n], e: i64[n]) {
   a[n] = (x[n] - 25) // 7 + (x[n] - 20) % 6
   b[n] = y[n] * 100
   c[n] = u[n] - 7
@@ -151,22 +155,43 @@ SPECS: dict[str, str] = {
   c[n] = x[n]
   e[n] = f64(x[n]) * 0.1 + where(n < 5, 0.1, f64(x[n]))
 }""",
+    "decay": """kernel decay(x: f32[t=9,n=70], a: f32[n], h0: f32[n]) -> (h: f32[t,n]) {
+  loop t {
+    h[t,n] = a[n] * h[t-1,n | h0[n]] + x[t,n]
+  }
+}""",
+    "decay_back": """kernel decay_back(x: bf16[b=3,t=9,n=5], s: f32[b,n]) -> (g: bf16[b,t,n]) {
+  loop t reverse {
+    h: bf16[b,t,n] = sigmoid(x[b,t,n]) * h[b,t+1,n | s[b,n]]
+    g[b,t,n] = h[b,t,n] + h[b,t+1,n | 0.5]
+  }
+}""",
+    "rnn": """kernel rnn(x: f32[b=3,t=7,i=5], w: f32[n=11,i], u: f32[n,m=11], h0: f32[b,n]) -> (h: f32[b,t,n]) {
+  a: f32[b,t,n] = sum(i) x[b,t,i] * w[n,i]
+  loop t {
+    r: f32[b,t,n] = sum(m) h[b,t-1,m | h0[b,m]] * u[n,m]
+    h[b,t,n] = tanh(a[b,t,n] + r[b,t,n])
+  }
+}""",
+    "rnn_norm": """kernel rnn_norm(x: bf16[b=2,t=5,n=100]) -> (h: bf16[b,t,n], s: f32[b,t]) {
+  loop t {
+    s[b,t] = sum(n) x[b,t,n] * h[b,t-1,n | 1.0]
+    h[b,t,n] = tanh(s[b,t] + x[b,t,n])
+  }
+}""",
 }
 
 #: The schedule that each spec must get, beside the generic one.
 SCHEDULE: dict[str, str] = {
-    **dict.fromkeys(
-        "gelu_add transposed padded embedding scalar strided concat flip integers casts".split(), "pointwise"
-    ),
-    **dict.fromkeys("depthwise max_pool avg_pool".split(), "window"),
-    **dict.fromkeys(
-        "softmax softmax_columns layer_norm total arg_extrema any_all unit_row channels mat_vec".split(), "rows"
-    ),
-    **dict.fromkeys(
-        "linear_gelu conv_bn_relu batched matmul_f32 matmul_f64 matmul_i64 matmul_i8 prologue mixed".split(),
-        "contraction",
-    ),
-    **dict.fromkeys("scans sorts scatters".split(), "generic"),
+    name: schedule
+    for schedule, names in (
+        ("pointwise", "gelu_add transposed padded embedding scalar strided concat flip integers casts"),
+        ("window", "depthwise max_pool avg_pool"),
+        ("rows", "softmax softmax_columns layer_norm total arg_extrema any_all unit_row channels mat_vec"),
+        ("contraction", "linear_gelu conv_bn_relu batched matmul_f32 matmul_f64 matmul_i64 matmul_i8 prologue mixed"),
+        ("generic", "scans sorts scatters decay decay_back rnn rnn_norm"),
+    )
+    for name in names.split()
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-
 from kvc.backends.triton.toolchain import compile_candidate
 from kvc.emitter import Candidate
 from kvc.kernel import KernelSpec

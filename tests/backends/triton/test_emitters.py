@@ -9,7 +9,6 @@ import pytest
 import torch
 from cases import SCHEDULE, SPECS, first, spec
 from conftest import problems, simulate
-
 from kvc.arch import CDNA, arch
 from kvc.backends.triton import TritonTarget
 from kvc.backends.triton.generic import GenericEmitter

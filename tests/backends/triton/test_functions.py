@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from conftest import simulate
-
 from kvc.arch import arch
 from kvc.backends.triton.generic import GenericEmitter
 from kvc.backends.triton.toolchain import compile_candidate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from kvc.arch import arch
 from kvc.backends.triton.lint import RULES, lint
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from kvc.arch import CDNA, arch
 from kvc.backends.triton.toolchain import compile_candidate, gpu_target, launch_options, toolchain
 from kvc.diagnostics import KvcError
@@ -112,7 +111,7 @@ def test_errors_have_a_line(old: str, new: str, line: int, message: str) -> None
 
 
 def test_a_missing_kernel_is_an_error() -> None:
-    with pytest.raises(KvcError, match="no @triton.jit function 'twice'"):
+    with pytest.raises(KvcError, match=r"no @triton\.jit function 'twice'"):
         compile_candidate(candidate(source=SOURCE.replace("def twice", "def thrice")))
 
 
