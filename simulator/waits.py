@@ -28,6 +28,7 @@ class Pending(NamedTuple):
 
 
 _TAGS = {tag: frozenset({tag}) for tag in ("load", "store", "ds", "ds_write", "smem", "flat", "dma")}
+_LIMITS = (63, 15)  # VM_CNT has 6 bits, LGKM_CNT 4
 _UNORDERED = frozenset({"smem", "flat"})
 
 
@@ -60,7 +61,12 @@ class Waits:
             self._append(g, 1, registers, "flat")
 
     def _append(self, g: Group, counter: int, registers: int, tag: str) -> None:
-        g.queue[counter].append(Pending(registers, _TAGS[tag], self.pc))
+        entries = g.queue[counter]
+        entries.append(Pending(registers, _TAGS[tag], self.pc))
+        if len(entries) > _LIMITS[counter] and not any(entry.tags & _UNORDERED for entry in entries):
+            # The counter cannot go higher: the hardware held this operation back until the oldest had returned.
+            del entries[0]
+            self.refresh(g)
         if registers:
             g.busy |= registers
             g.watch |= registers

@@ -148,6 +148,16 @@ def test_counted_waits_are_enough() -> None:
     assert (out == 2 * DATA + 1).all()
 
 
+def test_full_counter_implies_a_wait() -> None:
+    """64 loads cannot be outstanding: when the last is issued the first has returned."""
+    use = "\tv_add_u32_e32 v2, 1, v2\n" + STORE_V2
+    first = "\tglobal_load_dword v2, v1, s[6:7]\n"
+    later = "\tglobal_load_dword v3, v1, s[6:7]\n"
+    out, _ = run_body(first + 63 * later + use, [DATA])
+    assert (out == DATA + 1).all()
+    fault(first + 62 * later + use, "KVC0907")
+
+
 def test_lds_write_must_land_before_the_barrier() -> None:
     error = fault("\tds_write_b32 v1, v0\n\ts_barrier\n", "KVC0907", lds=512, threads=128)
     assert error.diagnostic.details["instruction"] == "s_barrier"
