@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _OPEN_END = 2**63 - 1
+_STORAGE = "as_strided.default"
 _UPDATING_NORM = "_native_batch_norm_legit_functional.default"
 # Regions that export wraps in a subgraph because of a mode that does not change values here.
 _WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -158,9 +159,18 @@ class Importer:
             types = (*types[:3], *(known.get(a.name, t) for a, t in zip(args[3:5], types[3:], strict=True)))  # type: ignore[union-attr]
         outputs = tuple(self.name(f"{node.name}_{i}" if several else node.name) for i in range(len(values)))
         op = definition.name if definition is not None else str(node.target)
+        if name == _STORAGE and not self.is_row_major(args[0]):
+            # Its meaning counts elements in row-major order, which is not how this storage lies.
+            op = str(node.target)
         self.nodes.append(Node(outputs, op, args, attrs, types, where))
         refs = tuple(Ref(o) for o in outputs)
         return refs if several else refs[0]
+
+    def is_row_major(self, arg: Arg) -> bool:
+        """Whether a value is contiguous (an input, or what a node gives)."""
+        types = {i.name: i.type for i in self.inputs}
+        types |= {o: t for n in self.nodes for o, t in zip(n.outputs, n.types, strict=True)}
+        return isinstance(arg, Ref) and types[arg.name].is_contiguous
 
     def arguments(self, node: FxNode) -> tuple[tuple[Arg, ...], tuple[tuple[str, Attr], ...]]:
         """Positional arguments up to the last tensor; the literals after it by name, defaults left out."""

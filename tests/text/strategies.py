@@ -102,6 +102,10 @@ def specs(draw: st.DrawFn) -> KernelSpec:
             loop = draw(st.none() | st.builds(Loop, st.sampled_from(names), st.booleans()))
         body.append(replace(draw(_statement(f"t{n}", axes, names, tensors, draw(dtypes))), loop=loop))
         tensors[f"t{n}"] = axes
+    if draw(st.booleans()):
+        first = draw(st.integers(0, len(body) - 1))
+        loop = Loop(draw(st.sampled_from(names)), draw(st.booleans()))
+        body[first:] = [replace(s, loop=loop) for s in body[first:]]
     outputs = []
     for s in body[-draw(st.integers(1, len(body))) :]:
         alias = draw(st.sampled_from([None, *(i.name for i in inputs)]))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvc.builder import Builder, Tensor
@@ -169,7 +168,7 @@ def wrap(index: Expr, extent: int) -> Expr:
 # ---------------------------------------------------------------- pointwise
 
 
-def read(k: Builder, arg: Tensor | Scalar, axes: Sequence[Axis], shape: Sequence[int], common: DType | None) -> Expr:
+def read(arg: Tensor | Scalar, axes: Sequence[Axis], shape: Sequence[int], common: DType | None) -> Expr:
     """An argument of a pointwise op at a point; torch first converts tensors to the common dtype, which rounds
     where that is a narrow float."""
     if not isinstance(arg, Tensor):
@@ -189,13 +188,8 @@ def pointwise(
         common = float_dtype(common)
     shape = broadcast(*(a.shape for a in args if isinstance(a, Tensor)))
     axes = k.axes(shape)
-    expr = lift(fn(*(read(k, a, axes, shape, common) for a in args)))
+    expr = lift(fn(*(read(a, axes, shape, common) for a in args)))
     return k.define(dtype or common, axes, expr)
-
-
-def store(k: Builder, x: Tensor, dtype: DType) -> Tensor:
-    """`x` rounded to `dtype`."""
-    return k.round(x, dtype)
 
 
 def reduced(
@@ -227,16 +221,8 @@ def keep(k: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 def finish(k: Builder, x: Tensor, dims: Sequence[int], keepdim: bool, dtype: DType) -> Tensor:
     """The end of a reduction: round to the result's dtype, put the reduced dims back where asked."""
-    rounded = store(k, x, dtype)
+    rounded = k.round(x, dtype)
     return keep(k, rounded, dims) if keepdim else rounded
-
-
-def all_points(shape: Sequence[int]) -> int:
-    return math.prod(shape)
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def terms(exprs: Sequence[Expr], fn: str) -> Expr:
@@ -245,11 +231,3 @@ def terms(exprs: Sequence[Expr], fn: str) -> Expr:
     for expr in exprs[1:]:
         result = Call(fn, (result, expr))
     return result
-
-
-def spans(shape: Sequence[int]) -> Iterator[int]:
-    """Row-major strides."""
-    step = math.prod(shape)
-    for extent in shape:
-        step //= max(extent, 1)
-        yield step

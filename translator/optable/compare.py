@@ -151,9 +151,9 @@ def _select(k: Builder, condition: Tensor, yes: TS, no: TS) -> Tensor:
     axes = k.axes(shape)
     picked = call(
         "where",
-        _truth(read(k, condition, axes, shape, None), condition.dtype is BOOL),
-        read(k, yes, axes, shape, common),
-        read(k, no, axes, shape, common),
+        _truth(read(condition, axes, shape, None), condition.dtype is BOOL),
+        read(yes, axes, shape, common),
+        read(no, axes, shape, common),
     )
     return k.define(common, axes, picked)
 
@@ -173,8 +173,8 @@ def masked_fill(k: Builder, self: Tensor, mask: Tensor, value: TS) -> Tensor:
     """self, with `value` where the mask is true; keeps the dtype of self."""
     shape = broadcast(self.shape, mask.shape)
     axes = k.axes(shape)
-    fill = read(k, value, axes, shape, self.dtype)
-    expr = call("where", read(k, mask, axes, shape, None), fill, read(k, self, axes, shape, None))
+    fill = read(value, axes, shape, self.dtype)
+    expr = call("where", read(mask, axes, shape, None), fill, read(self, axes, shape, None))
     return k.define(self.dtype, axes, expr)
 
 

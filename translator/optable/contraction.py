@@ -15,7 +15,6 @@ from kvc.optable._common import (
     ints,
     result_dtype,
     sample,
-    store,
     t,
     terms,
     unsupported,
@@ -47,7 +46,7 @@ def linear(k: Builder, input: Tensor, weight: Tensor, bias: Tensor | None = None
     columns = (k.axis(weight.shape[0], "n"),) if weight.rank == 2 else ()
     acc = product(k, input[(*rows, inner)], weight[(*columns, inner)], (*rows, *columns), (inner,), input)
     if bias is None:
-        return store(k, acc, input.dtype)
+        return k.round(acc, input.dtype)
     axes = k.axes_like(acc)
     return k.define(input.dtype, axes, acc[axes] + at(bias, axes, acc.shape))
 
@@ -84,7 +83,7 @@ def matmul(k: Builder, self: Tensor, mat2: Tensor) -> Tensor:
     inner = k.axis(self.shape[-1], "k")
     a = self[(*_batch_index(self.shape[:-2], batch, batch_shape), *m, inner)]
     b = mat2[(*_batch_index(mat2.shape[:-2], batch, batch_shape), inner, *n)]
-    return store(k, product(k, a, b, (*batch, *m, *n), (inner,), self), self.dtype)
+    return k.round(product(k, a, b, (*batch, *m, *n), (inner,), self), self.dtype)
 
 
 def _batch_index(own: Sequence[int], batch: Sequence[Axis], shape: Sequence[int]) -> tuple[Expr, ...]:
@@ -145,7 +144,7 @@ def tensordot(k: Builder, self: Tensor, other: Tensor, dims_self: Sequence[int],
         right[b] = left[a]
     inner = [left[a] for a in dims_self]
     out = [a for a in left if a not in inner] + [a for a in right if a not in inner]
-    return store(k, product(k, self[tuple(left)], other[tuple(right)], out, inner, self), self.dtype)
+    return k.round(product(k, self[tuple(left)], other[tuple(right)], out, inner, self), self.dtype)
 
 
 # ---------------------------------------------------------------- einsum
@@ -195,7 +194,7 @@ def einsum(k: Builder, equation: str, tensors: Sequence[Tensor], path: Sequence[
         rest = tensors[n : n + 1]
         later = set(result).union(*subscripts[n + 1 :])
         value, labels = _step(k, [value, *rest], [labels, *subscripts[n : n + 1]], later)
-        value = store(k, value, dtype)
+        value = k.round(value, dtype)
     return permuted(k, value, [labels.index(c) for c in result])
 
 

@@ -9,14 +9,14 @@ from typing import Any
 from kvc.builder import Builder, Tensor
 from kvc.kernel import Axis, Const, Expr, call
 from kvc.ops import op
-from kvc.optable._common import pair, sample, store, t, terms
+from kvc.optable._common import pair, sample, t, terms
 
 Ints = int | Sequence[int]
 
 
 def _bias(k: Builder, acc: Tensor, bias: Tensor | None, like: Tensor, channel: int) -> Tensor:
     if bias is None:
-        return store(k, acc, like.dtype)
+        return k.round(acc, like.dtype)
     axes = k.axes_like(acc)
     return k.define(like.dtype, axes, acc[axes] + bias[axes[channel]])
 

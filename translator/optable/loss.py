@@ -17,7 +17,6 @@ from kvc.optable._common import (
     reduced,
     result_dtype,
     sample,
-    store,
     t,
     unsupported,
 )
@@ -48,7 +47,7 @@ def _reduce(k: Builder, term: Tensor, reduction: int) -> Tensor:
         return term
     total, _ = reduced(k, term, range(term.rank), "sum", term.dtype.compute)
     if reduction == SUM:
-        return store(k, total, term.dtype)
+        return k.round(total, term.dtype)
     return k.define(term.dtype, (), total[()] / float(prod(term.shape)))
 
 
@@ -236,11 +235,11 @@ def _nll(
     term = k.define(logp.dtype, axes, -(logp[_class_index(logp, axes, cls)] * weights[axes]))
     total, _ = reduced(k, weights, range(weights.rank), "sum", logp.dtype.compute)
     if reduction == NONE:
-        return term, store(k, total, logp.dtype)
+        return term, k.round(total, logp.dtype)
     loss, _ = reduced(k, term, range(term.rank), "sum", logp.dtype.compute)
     if reduction == MEAN:
         loss = k.define(logp.dtype, (), loss[()] / total[()])
-    return store(k, loss, logp.dtype), store(k, total, logp.dtype)
+    return k.round(loss, logp.dtype), k.round(total, logp.dtype)
 
 
 _NLL = (
@@ -345,7 +344,7 @@ def _soft_targets(
     kept = [a for i, a in enumerate(axes) if i != dim]
     if reduction == NONE:
         term = k.define(logp.dtype.compute, kept, -value, k.sum(axes[dim]))
-        return store(k, term, logp.dtype)
+        return k.round(term, logp.dtype)
     total = k.define(logp.dtype.compute, (), -value, k.sum(*axes))
     count = prod(logp.shape) // classes if reduction == MEAN else 1
     return k.define(logp.dtype, (), total[()] / float(count))

@@ -8,19 +8,19 @@ from kvc.builder import Builder, Tensor
 from kvc.dtypes import I64, DType
 from kvc.kernel import Axis, Cast, Expr, Order, Scan, call
 from kvc.ops import op
-from kvc.optable._common import bools, dim_of, ints, sample, store, t
+from kvc.optable._common import bools, dim_of, ints, sample, t
 
 
 def _scan(k: Builder, x: Tensor, dim: int, op_: str, dtype: DType | None) -> Tensor:
     result = dtype or (x.dtype if x.dtype.is_float else I64)
     if x.rank == 0:
-        return store(k, x, result)
+        return k.round(x, result)
     axes = k.axes_like(x)
     value: Expr = x[axes]
     if x.dtype.compute is not result.compute:
         value = Cast(result.compute, value)
     total = k.define(result.compute, axes, value, Scan(op_, axes[dim_of(x, dim)].name))
-    return store(k, total, result)
+    return k.round(total, result)
 
 
 _SCANS = (

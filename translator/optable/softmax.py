@@ -8,7 +8,7 @@ from kvc.builder import Builder, Tensor
 from kvc.dtypes import DType
 from kvc.kernel import Axis, call
 from kvc.ops import op
-from kvc.optable._common import dim_of, dims_of, float_dtype, keep, reduced, sample, store, t
+from kvc.optable._common import dim_of, dims_of, float_dtype, keep, reduced, sample, t
 
 Dims = int | Sequence[int] | None
 
@@ -33,7 +33,7 @@ _SOFT = (sample(t(3, 5), 1), sample(t(2, 3, 5), -2), sample(t(3, 7, dtype="bf16"
 
 def _input(k: Builder, x: Tensor, dtype: DType | None) -> tuple[Tensor, DType]:
     result = dtype or x.dtype
-    return (x if dtype is None else store(k, x, dtype)), result
+    return (x if dtype is None else k.round(x, dtype)), result
 
 
 @op(
