@@ -14,7 +14,7 @@ from kvc.emitter import Candidate, Origin, Target, Task, targets
 from kvc.emitter import target as find_target
 from kvc.executors import choose
 from kvc.header import parse_launches, parse_workspace
-from kvc.pipeline import NotVerified, Options, Translation, translate
+from kvc.pipeline import NotVerified, Options, Translation, check_arch, translate
 from kvc.store import Store
 from kvc.verify.judge import Bench, judge
 from kvc.verify.pool import WorkerPool
@@ -79,6 +79,7 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
     started = time.monotonic()
     out = request.out or default_out(request.model)
     target, row = find_target(request.target), arch_row(request.arch)
+    check_arch(row)
     check_dtype(request.dtype)
     check_destination(out)
     executor = choose(request.executor, row)

@@ -68,12 +68,18 @@ def _unwritable(out: Path, error: OSError) -> KvcError:
 
 
 def check_destination(out: Path) -> None:
+    """Whether `out` may be written, asked before any work is done. KVC0801, KVC0802."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise KvcError("KVC0801", f"{out} is not a folder", hint="choose another folder with -o")
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).is_file():
         raise KvcError(
             "KVC0802", f"{out} holds other files", hint="choose an empty folder, or one that `kvc translate` wrote"
         )
+    parent = next(p for p in (out.absolute().parent, *out.absolute().parent.parents) if p.exists())
+    try:  # permissions alone do not tell (read-only and virtual file systems)
+        os.rmdir(tempfile.mkdtemp(prefix=".kvc-", dir=parent))
+    except OSError as error:
+        raise _unwritable(out, error) from None
 
 
 def _swap(stage: Path, out: Path) -> None:
@@ -204,7 +210,7 @@ def kernel_record(translation: Translation, index: int, file: KernelFile, stage:
 
 
 def fallback_record(step: Fallback) -> dict[str, Any]:
-    return {"op": step.node.op, "reason": step.reason, "origin": str(step.node.loc or "")}
+    return {"op": step.node.op, "reason": step.reason, "at": str(step.node.loc or "")}
 
 
 def lock_of(translation: Translation, interface: Interface, stage: Path) -> dict[str, Any]:

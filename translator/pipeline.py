@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvc.arch import ArchSpec
+from kvc.arch import CDNA, ArchSpec
 from kvc.diagnostics import KvcError
 from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task
 from kvc.plan import Fallback, Invoke, Plan
@@ -119,8 +119,11 @@ def solve(
         if not support.ok:
             attempts.append(Attempt(emitter.name, "", None, support.reason))
             continue
-        knobs = emitter.space(task).default
-        for candidate in emitter.propose(task, knobs, history, bench.seed):
+        space = emitter.space(task)
+        if not space.configurations:
+            attempts.append(Attempt(emitter.name, "", None, f"no setting of its knobs fits {task.arch.name}"))
+            continue
+        for candidate in emitter.propose(task, space.default, history, bench.seed):
             verdict, cached = _verdict(candidate, target, bench, store, examiner)
             history.append((candidate, verdict))
             attempts.append(Attempt(emitter.name, candidate.schedule, verdict, cached=cached))
@@ -198,13 +201,20 @@ def translate_kernels(
     return tuple(artifacts), tuple(tuple(attempts) for _, attempts in results)
 
 
+def check_arch(arch: ArchSpec) -> None:
+    """KVC0105 for a GPU that kernels are not written for."""
+    if arch.vendor != "amd":
+        raise KvcError("KVC0105", f"{arch.name} is no translation target", hint=f"one of: {', '.join(CDNA)}")
+
+
 def check_fallbacks(plan: Plan, strict: bool) -> None:
     """KVC0203 for the first fallback under `--strict`."""
     if strict and plan.fallbacks:
         first: Fallback = plan.fallbacks[0]
+        named = first.reason if first.reason.startswith(first.node.op) else f"{first.node.op}: {first.reason}"
         raise KvcError(
             "KVC0203",
-            f"{first.node.op}: {first.reason}",
+            named,
             first.node.loc,
             hint="leave out --strict to run this operator eagerly, or rewrite it with supported ones",
         )
@@ -224,8 +234,7 @@ def translate(
     written. Raises KvcError (cannot be done) or NotVerified (no candidate passed)."""
     from kvc.pipeline_graph import plan as plan_graph
 
-    if arch.vendor != "amd":
-        raise KvcError("KVC0105", f"{arch.name} is no translation target", hint="one of the gfx rows of `kvc arch`")
+    check_arch(arch)
     seconds = {}
     started = time.monotonic()
     listen("stage", {"name": "partition"})

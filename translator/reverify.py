@@ -163,28 +163,30 @@ def _graph_reference(folder: Path, graph: Graph, lock: Mapping[str, Any], seed: 
     from kvc.whole import reference_of_graph
 
     with written_module(folder) as written:
-        own = {name: t.detach() for name, t in written.Model().named_buffers()}
-    feed, state = random_feed(graph, own, seed)
+        model = written.Model()
+    own = {name: t.detach() for name, t in model.named_buffers()}
+    saved = {name: t.detach() for name, t in model.state_dict().items()}
+    feed, state = random_feed(graph, own, saved, seed)
     call = lock["model"]["call"]
     args, kwargs = rebuild(call["args"], feed), rebuild(call["kwargs"], feed)
     return reference_of_graph(plan(graph), feed, state, tuple(args), kwargs, seed, "random weights and inputs")
 
 
 def random_feed(
-    graph: Graph, own: Mapping[str, torch.Tensor], seed: int
+    graph: Graph, own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], seed: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A tensor for each graph input, and those of them that are the state. Weights are scaled so that activations keep
-    their size, small float buffers are positive (variances); `own` holds buffers of the written module, which brings
-    its constants with it."""
+    """A tensor for each graph input, and the state_dict that goes with them. Weights are scaled so that activations
+    keep their size, small float buffers are positive (variances). `own` holds the buffers of the written module, which
+    brings its constants with it, `saved` its state_dict."""
     import torch
 
     whole, _ = lower(graph)
     drawn = draw(whole, "normal", seed)
     feed: dict[str, torch.Tensor] = {}
-    state: dict[str, torch.Tensor] = {}
+    state = dict(saved)
     for i in graph.inputs:
         name = state_name(i)
-        if i.kind == "const":
+        if i.kind != "user" and name not in saved:
             feed[i.name] = own[name]
             continue
         x = drawn[i.name].reshape(i.type.shape) if i.name in drawn else torch.zeros(i.type.shape)
