@@ -250,6 +250,7 @@ def sim(
     block: Annotated[str, typer.Option("--block", help="Threads of a workgroup, X or X,Y,Z.")] = "64",
     lds: Annotated[int, typer.Option("--lds", min=0, help="Dynamic LDS in bytes.")] = 0,
     arch: ArchOpt = DEFAULT_ARCH,
+    sample: Annotated[int, typer.Option("--sample", min=0, help="Run only that many workgroups (0: all).")] = 0,
     seed: SeedOpt = 0,
     as_json: JsonOpt = False,
 ) -> None:
@@ -259,7 +260,7 @@ def sim(
     """
     from kvc.commands import run_sim
 
-    result = run_sim(assembly, tuple(arg or ()), kernel, grid, block, lds, arch, seed)
+    result = run_sim(assembly, tuple(arg or ()), kernel, grid, block, lds, arch, seed, sample)
     if as_json:
         _print_json({"ok": True, **result})
     else:
@@ -271,6 +272,9 @@ def sim(
 def selftest(
     executor: ExecutorOpt = "auto",
     arch: ArchOpt = DEFAULT_ARCH,
+    corrections: Annotated[
+        Path | None, typer.Option("--corrections", help="File that keeps what differs from the simulator.")
+    ] = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -280,7 +284,7 @@ def selftest(
     """
     from kvc.commands import run_selftest
 
-    result = run_selftest(executor, arch, _console(as_json, quiet))
+    result = run_selftest(executor, arch, corrections, _console(as_json, quiet))
     if as_json:
         _print_json(result)
     if not result["ok"]:
@@ -319,6 +323,83 @@ def doctor(as_json: JsonOpt = False) -> None:
         print(render(found))
     if not all(f.ok or f.optional for f in found):
         raise typer.Exit(CANNOT)
+
+
+bench_app = typer.Typer(help="Run public benchmark suites.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+
+class BenchStage(StrEnum):
+    plan = "plan"
+    verify = "verify"
+    time = "time"
+
+
+@bench_app.command()
+@guarded
+def kernelbench(
+    root: Annotated[Path, typer.Option("--root", help="A checkout of ScalingIntelligence/KernelBench.")],
+    level: Annotated[str, typer.Option("--level", help="Levels, such as 1,2,3.")] = "1,2,3",
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    stage: Annotated[
+        BenchStage,
+        typer.Option("--stage", help="plan: up to the kernels' specs; verify: all of it; time: on a CUDA GPU."),
+    ] = BenchStage.verify,
+    problems: Annotated[str | None, typer.Option("--problems", help="Numbers in the level, such as 1,5,7-9.")] = None,
+    every: Annotated[int, typer.Option("--every", min=1, help="Only each so-many-th problem.")] = 1,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many problems.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
+    full_size: Annotated[bool, typer.Option("--full-size", help="Do not reduce sizes (needs a GPU).")] = False,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of the suite's criterion.")] = 5,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one problem may take.")] = 900.0,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    executor: ExecutorOpt = "auto",
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Translate and verify KernelBench.
+
+    Each problem runs in a process of its own; a killed run goes on where it was. Without a GPU, problems run at
+    reduced sizes on the simulator. Writes results.jsonl, table.json and table.md. Exit code 0: all passed, problems
+    whose reference proves nothing aside; 1: some did not.
+    """
+    from kvc.bench.kernelbench import Request, run
+    from kvc.bench.problems import numbers
+
+    console = _console(as_json, quiet)
+    request = Request(
+        root=root,
+        levels=tuple(sorted(numbers(level))),
+        out=out or Path("out") / f"kernelbench-{target}-{arch}-{stage.value}",
+        target=target,
+        arch=arch,
+        stage=stage.value,
+        executor=executor,
+        numbers=numbers(problems) if problems else None,
+        every=every,
+        limit=limit,
+        full_size=full_size,
+        seed=seed,
+        jobs=jobs,
+        timeout_s=timeout,
+        trials=trials,
+        retry=retry,
+    )
+    summary = run(request, console.note, show_progress=not quiet)
+    figures = summary["all"]
+    if as_json:
+        _print_json({"ok": figures["failed"] == 0, **summary})
+    else:
+        console.say(
+            f"{figures['passed']} of {figures['total']} passed, {figures['failed']} failed, {figures['reference']} "
+            f"references prove nothing; {figures['kernels']} kernels, {figures['fallbacks']} fallbacks; "
+            f"see {request.out / 'table.md'}"
+        )
+    if figures["failed"] or figures["passed"] + figures["reference"] < figures["total"]:
+        raise typer.Exit(NOT_VERIFIED)
 
 
 def main() -> NoReturn:

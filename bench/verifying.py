@@ -1,0 +1,123 @@
+"""The verify stage: every kernel through kvc's gates, the assembled module through kvc's whole-model check, and then
+the suite's own five trials against the original, kernels running on the executor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvc.arch import arch as arch_row
+from kvc.bench.criterion import run_trials
+from kvc.bench.stages import Work, check_reference, conclude, inputs_of
+from kvc.diagnostics import KvcError
+from kvc.emitter import target as find_target
+from kvc.pipeline import NotVerified, Options, Translation, translate_kernels
+from kvc.plan import Invoke
+from kvc.store import Store
+from kvc.verify.judge import Bench
+from kvc.verify.pool import WorkerPool
+from kvc.verify.verdict import Artifact, Rejected
+
+if TYPE_CHECKING:
+    from kvc.frontends.fx.capture import Captured
+    from kvc.frontends.fx.load import Loaded
+    from kvc.plan import Plan
+
+
+class _Log:
+    """A listener that keeps what became of every kernel."""
+
+    def __init__(self) -> None:
+        self.rejected: list[dict[str, Any]] = []
+        self.schedules: dict[str, int] = {}
+        self.slowest: tuple[float, str] = (0.0, "")
+
+    def __call__(self, event: str, details: dict[str, Any]) -> None:
+        if event != "kernel" or details["state"] == "start":
+            return
+        self.slowest = max(self.slowest, (round(details["seconds"], 2), details["name"]))
+        attempts = details["attempts"]
+        if details["state"] == "verified":
+            schedule = attempts[-1].schedule
+            self.schedules[schedule] = self.schedules.get(schedule, 0) + 1
+            self._attempts(details, attempts[:-1], final=False)
+        else:
+            self._attempts(details, attempts, final=True)
+
+    def _attempts(self, details: dict[str, Any], attempts: list[Any], final: bool) -> None:
+        for attempt in attempts:
+            if isinstance(attempt.verdict, Rejected):
+                found = attempt.verdict.diagnostic
+                self.rejected.append(
+                    {"kernel": details["name"], "index": details["index"], "schedule": attempt.schedule,
+                     "stage": attempt.verdict.stage, "code": found.code, "message": found.message[:400],
+                     "final": final}
+                )  # fmt: skip
+
+
+def verify(work: Work, captured: Captured, loaded: Loaded, plan: Plan) -> None:
+    """Raises KvcError for the first thing that does not verify; the record says the rest."""
+    from kvc.interface import interface_of, stored_constants
+    from kvc.package import compiled_by_file, write
+    from kvc.whole import model_reference
+
+    job, log = work.job, _Log()
+    target, row = find_target(job["target"]), arch_row(job["arch"])
+    options = Options(job["executor"], seed=job["seed"], jobs=1, timeout_s=job["timeout_s"])
+    usable = check_reference(work, loaded)
+    with WorkerPool(1, options.timeout_s) as pool:
+        bench = Bench(pool, job["executor"], job["seed"])
+        try:
+            with work.timed("kernels"):
+                artifacts, attempts = translate_kernels(plan, target, row, options, bench, _store(job), log)
+        finally:
+            work.record |= {"schedules": log.schedules, "rejected": log.rejected, "slowest_kernel": list(log.slowest)}
+        work.record["library_calls"] = library_calls(plan, artifacts)
+        done = Translation(captured, plan, target, row, options, artifacts, attempts)
+        with work.timed("model"):
+            interface = interface_of(captured, loaded.name, "", loaded.init)
+            references = [model_reference(captured, plan, job["seed"])]
+            out = work.folder / "out"
+            try:
+                done = write(out, done, interface, stored_constants(captured), references, bench)
+            except NotVerified:
+                if usable:
+                    raise
+                work.record["status"] = "reference"
+                return
+            work.record["launches"] = done.evidence[0].launches
+            work.record["model_errors"] = [e.to_json() for e in done.evidence[0].errors][:4]
+        with work.timed("criterion"):
+            trials, _ = run_trials(
+                lambda inputs: loaded.module(*inputs),
+                _translated(out, compiled_by_file(done), captured, bench, row.name),
+                inputs_of(loaded),
+                job["trials"],
+            )
+    conclude(work, trials, usable)
+    if plan.fallbacks:
+        work.record["status"] = "failed"
+        raise KvcError("KVC0203", f"{len(plan.fallbacks)} eager fallbacks")
+
+
+def library_calls(plan: Plan, artifacts: tuple[Artifact, ...]) -> int:
+    """Launches of kernels that a vendor's library does instead of generated code."""
+    library = {n for n, a in enumerate(artifacts) if a.candidate.schedule == "library"}
+    return sum(isinstance(s, Invoke) and s.kernel in library for s in plan.steps)
+
+
+def _store(job: Any) -> Store | None:
+    return Store() if job.get("cache", True) else None
+
+
+def _translated(out: Any, compiled: Any, captured: Captured, bench: Bench, arch: str) -> Any:
+    """Runs the written module on the original's weights."""
+    from kvc.verify.model import ModelReference, run_written
+
+    state = {name: t.detach().clone() for name, t in captured.module.state_dict().items()}
+
+    def run(inputs: Any) -> Any:
+        reference = ModelReference(tuple(inputs), {}, state, {}, {}, {}, "the suite's criterion")
+        outputs, _ = run_written(out, compiled, reference, bench, arch)
+        return outputs["out0"]
+
+    return run
