@@ -266,7 +266,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Stmt:
-    """Defines `target` over `axes`. `over` says how `expr` is combined (None: pointwise), `loop` the loop it runs in."""
+    """Defines `target` over `axes`. `over`: how `expr` is combined (None: pointwise); `loop`: the loop it runs in."""
 
     target: str
     dtype: DType
@@ -299,8 +299,13 @@ class Stmt:
         """Axes bound by `over`, beside the statement's own."""
         return self.over.axes if isinstance(self.over, Reduce | Scatter) else ()
 
+    @cached_property
+    def _loads(self) -> tuple[Load, ...]:
+        return tuple(load for root in self.roots for load in loads(root))
+
     def loads(self) -> list[Load]:
-        return [load for root in self.roots for load in loads(root)]
+        """All loads of the statement, in order of the text; fusion asks for them again and again."""
+        return list(self._loads)
 
 
 # ---------------------------------------------------------------- the spec

@@ -370,16 +370,16 @@ def recurrence(spec: KernelSpec, loop: Loop) -> Recurrence:
     for _, load, source in reads:
         at = dict(zip(source.axes, load.index, strict=True))
         batch = [a for a in batch if at[a] == Axis(a)]
+    algebra = IndexAlgebra(spec.size)
     phases: list[list[Stmt]] = []
     number: dict[str, int] = {}
     for s in stmts:
-        if not (phases and _joins_phase(s, {p.target: p for p in phases[-1]})):
+        if not (phases and _joins_phase(s, {p.target: p for p in phases[-1]}, algebra)):
             phases.append([])
         phases[-1].append(s)
         number[s.target] = len(phases) - 1
     shared: set[str] = set()
     carried: set[str] = set()
-    algebra = IndexAlgebra(spec.size)
     for s, load, source in reads:
         is_now = steps(algebra, loop.axis, load.index[source.axes.index(loop.axis)]) == 0
         if not is_now:
@@ -389,7 +389,7 @@ def recurrence(spec: KernelSpec, loop: Loop) -> Recurrence:
     return Recurrence(loop, tuple(batch), tuple(map(tuple, phases)), frozenset(shared), frozenset(carried))
 
 
-def _joins_phase(stmt: Stmt, phase: dict[str, Stmt]) -> bool:
+def _joins_phase(stmt: Stmt, phase: dict[str, Stmt], algebra: IndexAlgebra) -> bool:
     """Whether a statement can run at the points of a phase, straight after its statements."""
     if any(set(s.axes) != set(stmt.axes) for s in phase.values()):
         return False
@@ -400,7 +400,7 @@ def _joins_phase(stmt: Stmt, phase: dict[str, Stmt]) -> bool:
             continue
         axes = phase[load.tensor].axes
         # The step before is complete, wherever it is read.
-        is_now = load.index[axes.index(loop.axis)] == Axis(loop.axis)
+        is_now = steps(algebra, loop.axis, load.index[axes.index(loop.axis)]) == 0
         if is_now and not is_plain(load, axes):
             return False
     return True
