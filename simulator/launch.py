@@ -101,13 +101,7 @@ def launch(
     _admit(kernel, row.lds_bytes, grid, block, lds_bytes)
     started, processor = time.perf_counter(), time.process_time()
     program.reset_counters()
-    constants = _map_constants(program, mem)
-    kernarg = mem.alloc(max(kernel.kernarg_bytes, 8) + 64, fill=b"\0", name="kernel arguments")
-    kernarg.bytes[: kernarg.nbytes] = np.frombuffer(
-        pack_arguments(kernel, args, grid, block, dynamic_lds).ljust(kernarg.nbytes, b"\0"), np.uint8
-    )
-    packet = mem.alloc(64, fill=b"\0", name="dispatch packet")
-    packet.bytes[:64] = np.frombuffer(_packet(kernel, grid, block, lds_bytes, kernarg.addr), np.uint8)
+    pointers, constants = _launch_buffers(program, kernel, args, mem, grid, block, dynamic_lds)
     waves = (threads + LANES - 1) // LANES
     every = grid[0] * grid[1] * grid[2]
     flat = list(range(every)) if workgroups is None else sorted(set(workgroups))
@@ -121,24 +115,18 @@ def launch(
         with np.errstate(all="ignore"):
             for at in range(0, len(flat), per_batch):
                 part = flat[at : at + per_batch]
-                batch = _run_batch(
-                    program, kernel, mem, options, part, grid, block, lds_bytes, seed, (kernarg, packet), hazards
-                )
+                batch = _run_batch(program, kernel, mem, options, part, grid, block, lds_bytes, seed, pointers, hazards)
+                if batch.atomics_seen and len(flat) < every:
+                    notes.append("atomics of a sampled grid: what they update is a part of the whole")
                 if batch.lds.partial:
                     notes.append("an epoch without barrier was checked for races in parts")
     finally:
-        for buffer in (kernarg, packet, *constants):
+        for buffer in (*pointers, *constants):
             mem.unmap(buffer)
     total(program.blocks.values(), counters)
-    executed = {
-        step.ins.index
-        for item in program.blocks.values()
-        if item.waves
-        for step in [*item.steps, *([item.end] if item.end else [])]
-    }
     return LaunchReport(
         kernel_name, counters, time.perf_counter() - started, time.process_time() - processor, hazards, flat,
-        len(flat) < every, executed,
+        len(flat) < every, program.executed(),
         list(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -153,6 +141,18 @@ def _admit(kernel: KernelInfo, lds_limit: int, grid: Dim3, block: Dim3, lds_byte
         raise KvcError("KVC0603", f"{kernel.name} requires blocks of {kernel.required_block}, not {block}")
     if lds_bytes > lds_limit:
         raise KvcError("KVC0603", f"{lds_bytes} bytes of LDS, the chip has {lds_limit} per workgroup")
+
+
+def _launch_buffers(
+    program: Program, kernel: KernelInfo, args: list[Any], mem: Memory, grid: Dim3, block: Dim3, dynamic_lds: int
+) -> tuple[tuple[Buffer, Buffer], list[Buffer]]:
+    """Kernel arguments and dispatch packet, and the program's data: they live as long as the launch."""
+    packed = pack_arguments(kernel, args, grid, block, dynamic_lds)
+    kernarg = mem.alloc(max(kernel.kernarg_bytes, 8) + 64, fill=b"\0", name="kernel arguments")
+    kernarg.bytes[: len(packed)] = np.frombuffer(packed, np.uint8)
+    packet = mem.alloc(64, fill=b"\0", name="dispatch packet")
+    packet.bytes[:64] = np.frombuffer(_packet(kernel, grid, block, kernel.lds + dynamic_lds, kernarg.addr), np.uint8)
+    return (kernarg, packet), _map_constants(program, mem)
 
 
 def _map_constants(program: Program, mem: Memory) -> list[Buffer]:

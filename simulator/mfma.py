@@ -5,7 +5,9 @@ lane l holds P elements of row (A) or column (B) l mod M, block (l div M) mod bl
 D register r of lane l: column l mod N; for M = 32 and 16 row 4 g (q div 4) + 4 (l div N) + q mod 4 of block r div R,
 where g = 64 / N, R = M N / 64 registers per block and q = r mod R; for M = 4 row r of block l div 4; in fp64 row
 4 r + l div 16 (16x16x4) and row l div 16 of block (l div 4) mod 4 (4x4x4). EXEC is ignored. Products are exact in the
-accumulator's type; the order of the sum is NumPy's, which hardware does not share.
+accumulator's type; the order of the sum is NumPy's, which hardware does not share. The 8-bit operands of f8f6f4
+and the lanes of its scales follow Triton's lowering of dot_scaled, against which they are tested (fp8, bf8, fp4); that
+fp6 and bf6 lie as fp4 does is an assumption.
 """
 
 from __future__ import annotations
@@ -182,15 +184,29 @@ def _row_order(shape: Shape, fp64: bool) -> np.ndarray:
 
 
 @cache
-def _operand_index(shape: Shape, size: int, order: tuple[int, ...], broadcast: tuple[int, int]) -> np.ndarray:
-    """[blocks, size, K] indices into the flattened [64 P] elements of a lane-major operand."""
+def _operand_index(
+    shape: Shape, size: int, order: tuple[int, ...], broadcast: tuple[int, int], halves: bool = False
+) -> np.ndarray:
+    """[blocks, size, K] indices into the flattened [64 P] elements of a lane-major operand.
+
+    `halves`: the 8-bit operands of f8f6f4, whose lanes hold 16 elements of the lower half of K, then 16 of the upper.
+    """
     block = np.arange(shape.blocks)
     if broadcast[0]:
         block = (block & ~((1 << broadcast[0]) - 1)) | broadcast[1]
     k = np.arange(shape.k)
-    lane = ((k // shape.per_lane)[None, None, :] * shape.blocks + block[:, None, None]) * size
+    group, element = k // shape.per_lane, k % shape.per_lane
+    if halves:
+        group, element = k % (shape.k // 2) // 16, k // (shape.k // 2) * 16 + k % 16
+    lane = (group[None, None, :] * shape.blocks + block[:, None, None]) * size
     lane = lane + np.array(order)[None, :, None]
-    return lane * shape.per_lane + (k % shape.per_lane)[None, None, :]
+    return lane * shape.per_lane + element[None, None, :]
+
+
+@cache
+def _scale_index(shape: Shape, size: int, order: tuple[int, ...]) -> np.ndarray:
+    """[1, size, K] lanes that hold the scale: block k div 32 of a row belongs to lane group k div 32."""
+    return (np.arange(shape.k)[None, None, :] // 32) * size + np.array(order)[None, :, None]
 
 
 @cache
@@ -242,30 +258,25 @@ def _matrix(
     broadcast = (0, 0) if small else (int(ins.mods.get("cbsz", 0)), int(ins.mods.get("abid", 0)))
     lanes = None if small or not ins.mods.get("blgp") else _blgp_lanes(int(ins.mods["blgp"]))
     order = tuple(_row_order(shape, fp64))
-    index_a = _operand_index(shape, shape.m, order, broadcast)
-    index_b = _operand_index(shape, shape.n, tuple(range(shape.n)), (0, 0))
+    halves = [small and _BITS[kind] == 8 for kind in kinds]
+    columns = tuple(range(shape.n))
+    index_a = _operand_index(shape, shape.m, order, broadcast, halves[0])
+    index_b = _operand_index(shape, shape.n, columns, (0, 0), halves[1])
     number_a, number_b = (_to_number(kind, flavour) for kind in kinds)
     scales = [_scale(ins, operands[4 + i], i) for i in range(2)] if scaled else []
 
-    def build(words: np.ndarray, kind: str, number: Decode, index: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-        raw = _elements(words, kind)
-        if scale is not None:
-            values = number(raw) * scale[..., None]
-            return values.reshape(len(words), -1).take(index, axis=1)
-        return number(raw.reshape(len(words), -1).take(index, axis=1))
+    def build(words: np.ndarray, kind: str, number: Decode, index: np.ndarray) -> np.ndarray:
+        return number(_elements(words, kind).reshape(len(words), -1).take(index, axis=1))
 
     def matrices(g: Group) -> tuple[np.ndarray, np.ndarray]:
-        if scales:
-            words = [np.stack([g.vector(o.register + i) for i in range(o.count)], axis=-1) for o in (a, b)]
-            return (
-                build(words[0], kinds[0], number_a, index_a, scales[0](g)),
-                build(words[1], kinds[1], number_b, index_b, scales[1](g)),
-            )
-        left = _fragment(g, a, (kinds[0], shape, broadcast), lambda w: build(w, kinds[0], number_a, index_a, None))
+        left = _fragment(g, a, (kinds[0], shape, broadcast), lambda w: build(w, kinds[0], number_a, index_a))
         if lanes is not None:
             moved = np.stack([g.vector(b.register + i)[:, lanes] for i in range(b.count)], axis=-1)
-            return left, build(moved, kinds[1], number_b, index_b, None)
-        right = _fragment(g, b, (kinds[1], shape, "b"), lambda w: build(w, kinds[1], number_b, index_b, None))
+            return left, build(moved, kinds[1], number_b, index_b)
+        right = _fragment(g, b, (kinds[1], shape, "b"), lambda w: build(w, kinds[1], number_b, index_b))
+        if scales:
+            left = left * scales[0](g).take(_scale_index(shape, shape.m, order), axis=1)
+            right = right * scales[1](g).take(_scale_index(shape, shape.n, columns), axis=1)
         return left, right
 
     registers = shape.m * shape.n * shape.blocks // LANES
@@ -283,8 +294,7 @@ def _matrix(
         _write_result(g, target.register, total, fp64)
 
     size = registers * (2 if fp64 else 1)
-    targets = list(range(target.register, target.register + size))
-    sources = [a, b, *operands[4:]]
+    targets, sources = list(range(target.register, target.register + size)), [a, b, *operands[4:]]
     reads = full([bit for operand in sources for bit in set_bits(operand, operand.count)] + set_bits(c, size))
     step = Step(ins, "mfma", run, reads, targets, _taint(sources, c, target, size))
     step.stats["flops"] = 2 * shape.m * shape.n * shape.k * shape.blocks

@@ -89,6 +89,11 @@ class Program:
                 problems.append(error)
         return problems
 
+    def executed(self) -> set[int]:
+        """Numbers of the instructions that some wave has run since `reset_counters`."""
+        ran = [item for item in self.blocks.values() if item.waves]
+        return {step.ins.index for item in ran for step in [*item.steps, *([item.end] if item.end else [])]}
+
     def reset_counters(self) -> None:
         for block in self.blocks.values():
             block.waves = 0

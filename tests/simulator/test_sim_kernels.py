@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kvc.arch import CDNA
 from kvc.simulator import Memory, SimFault, SimOptions, launch, load, sample_workgroups
-from triton_cases import CASES, Launcher, compiled
+from triton_cases import CASES, SCALED, Launcher, compiled
 
 HIP = """#include <hip/hip_runtime.h>
 __constant__ float table[4] = {1.0f, 10.0f, 100.0f, 1000.0f};
@@ -45,8 +45,13 @@ def check(go: Launcher, case: str, seed: int = 0) -> None:
     assert np.abs(got.astype(float) - expected).max() <= tolerance
 
 
+@pytest.mark.parametrize("case", SCALED)
+def test_scaled_products_of_small_floats(case: str) -> None:
+    check(Launcher(case, "gfx950"), case)
+
+
 @pytest.mark.parametrize("arch", CDNA)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [name for name in CASES if name not in SCALED])
 def test_triton_kernel(case: str, arch: str) -> None:
     check(Launcher(case, arch), case)
 

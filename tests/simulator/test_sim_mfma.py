@@ -218,8 +218,13 @@ def test_scaled_product() -> None:
     ]
     body += [f"\tglobal_store_dword v1, v{24 + i}, s[4:5] offset:{256 * i}" for i in range(4)]
     out, _ = run_body("\n".join(body), [codes_a, codes_b, packed], arch="gfx950", out_bytes=1024)
-    left = operand(item, a.reshape(64, 32) * 2.0 ** (scale_a[:, None] - 127.0))
-    right = operand(item, b.reshape(64, 32) * 2.0 ** (scale_b[:, None] - 127.0))
+    left, right = np.zeros((1, 16, 128)), np.zeros((1, 16, 128))
+    for lane in range(64):
+        for j in range(32):  # 16 elements of the lower half of K, 16 of the upper; lane group g scales k in 32 g...
+            k = 64 * (j // 16) + 16 * (lane // 16) + j % 16
+            holder = 16 * (k // 32) + lane % 16
+            left[0, lane % 16, k] = a[32 * lane + j] * 2.0 ** (float(scale_a[holder]) - 127)
+            right[0, lane % 16, k] = b[32 * lane + j] * 2.0 ** (float(scale_b[holder]) - 127)
     product = left[0] @ right[0].T
     got = out.view(np.float32).reshape(4, 64)
     expected = [[product[place(item, r, lane)[1:]] for lane in range(64)] for r in range(4)]

@@ -126,6 +126,18 @@ def layernorm(out, x, w, b, n, eps, BLOCK: tl.constexpr):
     tl.store(out + row * n + c, y.to(out.dtype.element_ty), mask=c < n)
 
 
+@triton.jit
+def dot_scaled(
+    c, a, sa, b, sb, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr, FA: tl.constexpr, FB: tl.constexpr
+):
+    rm = tl.arange(0, 64)
+    rs = rm[:, None] * (K // 32) + tl.arange(0, K // 32)[None, :]
+    x = tl.load(a + rm[:, None] * KA + tl.arange(0, KA)[None, :])
+    y = tl.load(b + tl.arange(0, KB)[:, None] * 64 + rm[None, :])
+    acc = tl.dot_scaled(x, tl.load(sa + rs), FA, y, tl.load(sb + rs), FB)
+    tl.store(c + rm[:, None] * 64 + rm[None, :], acc)
+
+
 @dataclass(frozen=True)
 class Compiled:
     text: str
@@ -276,6 +288,43 @@ def run_layernorm(go: Launcher, rng: np.random.Generator) -> tuple[np.ndarray, n
     return out.view(np.float16, x.shape), ref, 8e-3
 
 
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def scaled_operand(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Raw bytes [64, 256 or 128] and values [64, 256] of one operand of dot_scaled."""
+    import torch
+
+    if kind == "e2m1":
+        codes = rng.integers(0, 16, (64, 256)).astype(np.uint8)
+        return codes[:, 0::2] | codes[:, 1::2] << 4, _FP4[codes]
+    dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
+    values = torch.from_numpy(rng.standard_normal((64, 256))).to(dtype)
+    return values.view(torch.uint8).numpy(), values.double().numpy()
+
+
+def run_scaled(a_kind: str, b_kind: str) -> Callable[..., tuple[np.ndarray, np.ndarray, float]]:
+    def run(go: Launcher, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+        (raw_a, a), (raw_b, b) = scaled_operand(a_kind, rng), scaled_operand(b_kind, rng)
+        scale_a, scale_b = (rng.integers(120, 134, (64, 8)).astype(np.uint8) for _ in range(2))
+        out = go.out(64 * 64 * 4)
+        go((1,), out, raw_a, scale_a, np.ascontiguousarray(raw_b.T), scale_b)
+        left = a * 2.0 ** (scale_a.repeat(32, 1) - 127.0)
+        right = b * 2.0 ** (scale_b.repeat(32, 1) - 127.0)
+        ref = left @ right.T
+        return out.view(np.float32, (64, 64)), ref, float(1e-6 * np.abs(ref).max())
+
+    return run
+
+
+def _scaled(a_kind: str, b_kind: str) -> Case:
+    pointer = {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5", "e2m1": "*u8"}
+    width = {"e2m1": 128}
+    constants = {"K": 256, "KA": width.get(a_kind, 256), "KB": width.get(b_kind, 256), "FA": a_kind, "FB": b_kind}
+    signature = ("*fp32", pointer[a_kind], "*u8", pointer[b_kind], "*u8")
+    return Case(dot_scaled, signature, constants, run_scaled(a_kind, b_kind))
+
+
 _TILE = {"BM": 64, "BN": 64, "BK": 32}
 _PTR3 = ("i32", "i32", "i32")
 CASES = {
@@ -298,3 +347,5 @@ CASES = {
     "gather": Case(gather, ("*fp32", "*i64", "*fp32", "i32"), {"BLOCK": 256}, run_gather),
     "layernorm": Case(layernorm, ("*fp16", "*fp16", "*fp32", "*fp32", "i32", "fp32"), {"BLOCK": 1024}, run_layernorm),
 }
+SCALED = {f"scaled_{a}_{b}": _scaled(a, b) for a, b in (("e4m3", "e4m3"), ("e5m2", "e2m1"), ("e2m1", "e2m1"))}
+CASES |= SCALED
