@@ -109,7 +109,7 @@ def open_flat(scope: Scope, axes: Sequence[str]) -> Scope:
         points = points_of(spec, axes)
         block = kernel.file.constant("BLOCK")
         scope.emit(f"{name} = {program} * BLOCK + tl.arange(0, BLOCK)")
-        mask = bounds(scope, name, str(points), points % block == 0, "BLOCK")
+        mask = bounds(scope, name, str(points), points > 0 and points % block == 0, "BLOCK")
         p: Expr = scope.bind(name, points, Physical(name, mask=mask, spans="BLOCK"))
         scope.shape = ("BLOCK",)
         scope.place(unflatten(spec, axes, p))

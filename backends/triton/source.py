@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvc.dtypes import DType
 from kvc.emitter import Candidate, Knob, Launch, Origin, Scratch, Task
+from kvc.functions import FUNCTIONS
 from kvc.kernel import KernelSpec, contiguous
 from kvc.text import print_kernel
 
@@ -194,9 +195,7 @@ class KernelText:
         return "\n".join(["@triton.jit", head, *note, *body])
 
 
-def kernel_name(stem: str, taken: Sequence[str] = ()) -> str:
-    """A function name made of a spec's (or statement's) name."""
-    name = stem if stem not in _RESERVED and stem not in HELPERS else f"{stem}_kernel"
-    while name in taken:
-        name += "_"
+def kernel_name(stem: str) -> str:
+    """A function name made of a spec's name; helper functions have the names of kvc.functions."""
+    name = stem if stem not in _RESERVED and stem not in FUNCTIONS else f"{stem}_kernel"
     return name
