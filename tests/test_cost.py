@@ -85,7 +85,13 @@ def test_a_temporary_that_is_read_twice_at_one_point_is_evaluated_once() -> None
     assert evaluations(spec, match(spec))["a"] == 2 * 64
 
 
-def test_few_rows_cost_more_than_many() -> None:
-    text = "kernel k(x: f32[m={m},k={k}]) -> (y: f32[m]) {{ y[m] = sum(k) x[m,k] }}"
-    few, many = (parse_kernel(text.format(m=m, k=1 << 22 >> m.bit_length())) for m in (4, 4096))
-    assert price(few, match(few)) > price(many, match(many))
+def test_few_rows_cost_more_than_many_where_they_are_written_again() -> None:
+    text = """kernel k(x: f32[m={m},k={k}]) -> (y: f32[m,k], z: f32[m]) {{
+    s: f32[m] = sum(k) x[m,k]
+    y[m,k] = x[m,k] / s[m]
+    z[m] = s[m]
+}}"""
+    few, many = (parse_kernel(text.format(m=m, k=(1 << 22) // m)) for m in (4, 4096))
+    assert price(few, match(few)) > 10 * price(many, match(many))
+    total = "kernel k(x: f32[k=4194304]) -> (y: f32[]) { y[] = sum(k) x[k] }"
+    assert price(parse_kernel(total), match(parse_kernel(total))) < price(many, match(many))

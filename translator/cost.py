@@ -122,7 +122,8 @@ def _touched(spec: KernelSpec, algebra: IndexAlgebra, load: Load, expected: bool
 def price(spec: KernelSpec, pattern: Pattern) -> float:
     """Cost of a kernel in bytes of traffic: memory, launch, and pointwise work with its repetitions."""
     traffic = float(bytes_moved(spec, expected=True))
-    if isinstance(pattern, Rows):
+    if isinstance(pattern, Rows) and any(set(o.dims) & set(pattern.inner) for o in spec.outputs):
+        # Whoever writes the row again after reducing it has to own all of it; a mere reduction can be split.
         traffic *= max(1.0, ROWS_IN_FLIGHT / max(points(spec, pattern.outer), 1))
     return traffic + LAUNCH_BYTES * launches(pattern) + repeated_work(spec, pattern) / OPS_PER_BYTE
 

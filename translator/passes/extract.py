@@ -14,9 +14,10 @@ from kvc.passes.inline import drop_dead, used_sizes
 from kvc.simplify import IndexAlgebra, in_bounds, simplify_indices
 
 
-def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], name: str = "kernel") -> KernelSpec:
+def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], name: str = "") -> KernelSpec:
     """The kernel that computes `outputs` by the statements `targets` (in order of the whole spec). Operands keep the
-    names of the whole spec; an output's dims may split a dim of the buffer it is written to."""
+    names of the whole spec; an output's dims may split a dim of the buffer it is written to. Without a `name` it is a
+    draft, to be matched and priced, whose axes keep their working names."""
     alignment = Alignment(whole, targets, outputs).run()
     names = {a: alignment.name(a) for a in alignment.sizes}
     order = [alignment.name(a) for a in alignment.anchor().inner_axes]
@@ -31,7 +32,8 @@ def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], n
     for digits in alignment.digits:
         spec = join_digits(spec, [alignment.name(d) for d in digits])
     spec = simplify_indices(spec)
-    return name_axes(used_sizes(tidy_inputs(spec)), alignment.stems)
+    spec = used_sizes(tidy_inputs(spec))
+    return name_axes(spec, alignment.stems) if name else spec
 
 
 def own_dims(operand: Operand) -> Operand:
@@ -102,6 +104,8 @@ def _join_dims(
     if extent is None or algebra.sizes[dims[i]].size is None or strides[i] != strides[i + 1] * extent:
         return None
     pairs = list(zip(columns[i], columns[i + 1], strict=True))
+    if not any(_divisions(high) and _divisions(low) for high, low in pairs):
+        return None
     joined = [algebra.index(high * extent + low) for high, low in pairs]
     divisions = sum(_divisions(e) for e in joined), sum(_divisions(a) + _divisions(b) for a, b in pairs)
     inside = all(in_bounds(algebra, (high, low), (dims[i], dims[i + 1])) for high, low in pairs)

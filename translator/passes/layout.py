@@ -17,6 +17,10 @@ def relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
     axis of a reader stand side by side (heads of an attention, which the output projection sums over), else a
     contraction writes in its own axis order, so that rows of tiles are written whole."""
     orders: dict[str, Order] = {}
+    reads: dict[str, list[Load]] = {}
+    for stmt in whole.body:
+        for load in stmt.loads():
+            reads.setdefault(load.tensor, []).append(load)
     for group in fusion.groups:
         trial = fusion.kernel(group)
         contraction = isinstance(trial.pattern, Contraction)
@@ -24,7 +28,7 @@ def relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
             # Outputs of a pointwise kernel share one order, so that one index serves them all.
             if out.name in fusion.live or not (contraction or len(trial.spec.outputs) == 1):
                 continue
-            order = _as_read(whole, out.name)
+            order = _as_read(whole, out.name, reads.get(out.name, []))
             if order is None and isinstance(trial.pattern, Contraction):
                 order = _as_written(trial.spec.stmt[out.name].axes, trial.pattern.stmt.axes)
             rank = len(whole.stmt[out.name].axes)
@@ -37,18 +41,15 @@ def _as_written(axes: tuple[str, ...], domain: tuple[str, ...]) -> Order | None:
     return tuple(axes.index(a) for a in domain) if set(axes) == set(domain) else None
 
 
-def _as_read(whole: KernelSpec, tensor: str) -> Order | None:
+def _as_read(whole: KernelSpec, tensor: str, reads: list[Load]) -> Order | None:
     """An order in which dims that are read at `e // n` and `e % n` are adjacent; None where no read is like that, or
     two reads disagree."""
     dims = whole.stmt[tensor].axes
     follows: dict[int, int] = {}
-    for stmt in whole.body:
-        for load in stmt.loads():
-            if load.tensor != tensor:
-                continue
-            for i, j in _digit_pairs(whole, load, dims):
-                if follows.setdefault(i, j) != j:
-                    return None
+    for load in reads:
+        for i, j in _digit_pairs(whole, load, dims):
+            if follows.setdefault(i, j) != j:
+                return None
     if not follows or len(set(follows.values())) != len(follows):
         return None
     order: list[int] = []
