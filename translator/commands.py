@@ -69,6 +69,13 @@ def captured_model(model: str, mode: str, dtype: str | None) -> tuple[Captured, 
     return capture_loaded(loaded, mode=mode, dtype=check_dtype(dtype)), loaded.init
 
 
+def one_thread() -> None:
+    """torch on one thread: the workers have the cores, and sums come out the same on every machine."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]:
     """Translate and write; gives the summary that `--json` prints."""
     from kvc.interface import interface_of, stored_constants
@@ -87,6 +94,7 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
         executor, request.numerics, request.seed, request.strict, request.emitters, jobs=request.jobs
     )  # fmt: skip
     store = Store() if request.use_cache else None
+    one_thread()
     with console.progress(), WorkerPool(request.jobs, options.timeout_s) as pool:
         console.listen("stage", {"name": "capture"})
         captured, init = captured_model(request.model, request.mode, request.dtype)
@@ -163,6 +171,7 @@ def run_verify_folder(
 ) -> dict[str, Any]:
     from kvc.reverify import verify_folder
 
+    one_thread()
     with console.progress(), WorkerPool(jobs) as pool:
         result = verify_folder(out, model, executor, seed, jobs, pool, console.listen)
     for line in result["lines"]:
@@ -248,25 +257,40 @@ def _triple(text: str, what: str) -> tuple[int, int, int]:
 
 
 def run_sim(
-    assembly: Path, args: tuple[str, ...], kernel: str | None, grid: str, block: str, lds: int, arch: str, seed: int
-) -> dict[str, Any]:
-    """Run one kernel on the simulator."""
-    from kvc.simulator.cli import run_kernel
+    assembly: Path, args: tuple[str, ...], kernel: str | None, grid: str, block: str, lds: int, arch: str, seed: int,
+    sample: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Run one kernel on the simulator: counters, hazards and what it wrote, as data and as text."""
+    from dataclasses import asdict
+
+    from kvc.simulator.cli import render, run_file
 
     row = arch_row(arch)
-    result: dict[str, Any] = run_kernel(
-        read_text(assembly), row.name, args, kernel=kernel, grid=_triple(grid, "--grid"),
-        block=_triple(block, "--block"), dynamic_lds=lds, seed=seed,
+    read_text(assembly)
+    report, outputs = run_file(
+        assembly, row.name, args, _triple(grid, "--grid"), _triple(block, "--block"), kernel,
+        dynamic_lds=lds, seed=seed, sample=sample,
     )  # fmt: skip
-    return result
+    return {
+        "kernel": report.kernel,
+        "seconds": report.seconds,
+        "counters": report.counters.to_json(),
+        "hazards": [asdict(hazard) for hazard in report.hazards],
+        "outputs": [asdict(output) for output in outputs],
+        "text": render(report, outputs),
+    }
 
 
-def run_selftest(executor: str, arch: str, console: Console) -> dict[str, Any]:
-    from kvc.selftest import selftest
+def run_selftest(executor: str, arch: str, corrections: Path | None, console: Console) -> dict[str, Any]:
+    """Run the self-tests that are registered (entry-point group "kvc.selftests")."""
+    from importlib.metadata import entry_points
 
     row = arch_row(arch)
-    result = selftest(choose(executor, row), row, console)
-    return result
+    name = choose(executor, row)
+    results = [e.load()(name, row, corrections, console.say) for e in entry_points(group="kvc.selftests")]
+    if not results:
+        raise KvcError("KVC0601", "no self-test is registered", hint="reinstall kvc")
+    return {"ok": all(r["ok"] for r in results), "results": results}
 
 
 def run_arch(name: str | None) -> tuple[str, Any]:

@@ -6,9 +6,11 @@ measurements.json and report.html. Everything but the last two is the same, byte
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -48,7 +50,8 @@ def staged(out: Path) -> Iterator[Path]:
     check_destination(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.kvc-", dir=out.parent))
+        _sweep(out)
+        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}.kvc-{os.getpid()}-", dir=out.parent))
     except OSError as error:
         raise _unwritable(out, error) from None
     try:
@@ -60,6 +63,24 @@ def staged(out: Path) -> Iterator[Path]:
         _swap(stage, out)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _sweep(out: Path) -> None:
+    """Remove staging folders for `out` that killed runs on this machine left behind."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.kvc-*"):
+        owner = re.fullmatch(re.escape(f".{out.name}.kvc-") + r"(?:old-)?(\d+)-\w+", left.name)
+        if owner is not None and not _is_alive(int(owner[1])):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def _unwritable(out: Path, error: OSError) -> KvcError:
@@ -88,7 +109,7 @@ def _swap(stage: Path, out: Path) -> None:
     old: Path | None = None
     try:
         if out.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.kvc-old-", dir=out.parent)) / "old"
+            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.kvc-old-{os.getpid()}-", dir=out.parent)) / "old"
             os.rename(out, old)
         os.rename(stage, out)
     except OSError as error:

@@ -152,6 +152,27 @@ def test_doctor_says_what_is_here(kvc: Run) -> None:
     assert "executors" in kvc("doctor").out
 
 
+def test_sim_runs_a_kernel(kvc: Run, tmp_path: Path) -> None:
+    from kvc.backends.hip.toolchain import compile_hip
+
+    source = """#include <hip/hip_runtime.h>
+extern "C" __global__ void __launch_bounds__(64) twice(const float* x, float* y) {
+  int i = blockIdx.x * 64 + threadIdx.x;
+  y[i] = x[i] * 2.0f;
+}
+"""
+    (tmp_path / "k.s").write_text(compile_hip(source, "gfx942").asm)
+    args = ("sim", tmp_path / "k.s", "--arg", "f32[128]:ones", "--arg", "f32[128]:out", "--grid", "2")
+    ran = kvc(*args, "--json")
+    assert ran.code == 0, ran
+    (output,) = json.loads(ran.out)["outputs"]
+    assert (output["low"], output["high"], output["written"]) == (2.0, 2.0, 128)
+    assert "twice: 2 workgroups" in kvc(*args).out
+    assert kvc(*args, "--grid", "zero").code == 2
+    outside = kvc(*args[:-1], "3")
+    assert outside.code == 2 and "KVC0903" in outside.err
+
+
 def test_ir_prints_both_levels(kvc: Run, tiny: Path) -> None:
     graph, kernels = kvc("ir", tiny), kvc("ir", tiny, "--level", "kernel")
     assert graph.code == 0 and graph.out.startswith("graph ") and "# tiny.py:" in graph.out
