@@ -8,7 +8,7 @@ backward one reads its input from the end, and its results are put back in order
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvc.builder import Builder, Tensor
 from kvc.kernel import Axis, Const, Expr, Load, Loop, call
@@ -55,23 +55,26 @@ class _Layer:
     def axes(self, *, gate: bool = False, size: int = 0, unit: str = "n") -> list[Axis]:
         """Fresh axes of a statement of the loop: its time, batch, direction, and gate and unit where asked."""
         k = self.k
-        b, d = k.axis(self.batches, "b"), k.axis(self.directions, "d")
-        outer = [b, self.t, d] if self.batch_first else [self.t, b, d]
-        return [*outer, *([k.axis(self.gates, "g")] if gate else []), k.axis(size or self.units, unit)]
+        b = k.axis(self.batches, "b")
+        outer = [b, self.t] if self.batch_first else [self.t, b]
+        direction = [k.axis(self.directions, "d")] if self.directions > 1 else []
+        return [*outer, *direction, *([k.axis(self.gates, "g")] if gate else []), k.axis(size or self.units, unit)]
 
-    def parts(self, axes: Sequence[Axis]) -> tuple[Axis, Axis, Axis, Axis]:
+    def parts(self, axes: Sequence[Axis]) -> tuple[Axis, Axis, Expr, Axis]:
         """(time, batch, direction, unit) of a statement's axes."""
-        first, second, d, *_, n = axes
-        b, time = (first, second) if self.batch_first else (second, first)
-        return time, b, d, n
+        b, time = axes[:2] if self.batch_first else axes[1::-1]
+        return time, b, axes[2] if self.directions > 1 else Const(0), axes[-1]
 
-    def at(self, tensor: Tensor, time: Expr, b: Expr, *rest: Expr) -> Load:
-        return tensor[(b, time, *rest) if self.batch_first else (time, b, *rest)]
+    def order(self, time: Expr, b: Expr, *rest: Expr) -> tuple[Expr, ...]:
+        return (b, time, *rest) if self.batch_first else (time, b, *rest)
+
+    def at(self, tensor: Tensor, time: Expr, b: Expr, d: Expr, *rest: Expr, other: float | None = None) -> Load:
+        """A tensor of the loop; it has no dim for a single direction."""
+        return tensor.at(self.order(time, b, *([d] if self.directions > 1 else []), *rest), other)
 
     def before(self, tensor: Tensor, loop: Loop, b: Expr, d: Expr, n: Expr, first: Load) -> Load:
         """A state at the step before, or its value before the first."""
-        time = self.t + loop.back
-        return tensor.at((b, time, d, n) if self.batch_first else (time, b, d, n), first)
+        return replace(self.at(tensor, self.t + loop.back, b, d, n), other=first)
 
     def pick(self, d: Expr, tensors: Sequence[Tensor], index: Sequence[Expr]) -> Expr:
         """An element of the tensor of a direction."""
@@ -92,8 +95,8 @@ class _Layer:
         weights = self.stacked(self.weights.own, self.gates, x.shape[2])
         time, b, d = k.axis(self.steps, "t"), k.axis(self.batches, "b"), k.axis(self.directions, "d")
         g, n, i = k.axis(self.gates, "g"), k.axis(self.units, "n"), k.axis(x.shape[2], "k")
-        axes = ([b, time] if self.batch_first else [time, b]) + [d, g, n]
-        total = k.define(self.compute, axes, self.at(x, time, b, i) * weights[d, g, n, i], k.sum(i))
+        axes = [*([b, time] if self.batch_first else [time, b]), d, g, n]
+        total = k.define(self.compute, axes, x[self.order(time, b, i)] * weights[d, g, n, i], k.sum(i))
         bias = biases(d, g, n)
         return k.define(self.compute, axes, total[tuple(axes)] + bias) if bias is not None else total
 
@@ -109,7 +112,7 @@ class _Layer:
         axes = self.axes(gate=True)
         _, b, d, n = self.parts(axes)
         i = self.k.axis(self.state_size, "k")
-        value = self.before(h, loop, b, d, i, first(d, b, i)) * self.recurrent[d, axes[3], n, i]
+        value = self.before(h, loop, b, d, i, first(d, b, i)) * self.recurrent[d, axes[-2], n, i]
         return self.k.define(self.compute, axes, value, self.k.sum(i))
 
     def gate(self, own: Tensor, state: Tensor, axes: Sequence[Axis], g: int) -> tuple[Expr, Expr]:
@@ -118,7 +121,7 @@ class _Layer:
         at: Expr = time
         if self.directions == 2:
             at = call("where", call("eq", d, 0), time, (self.steps - 1) - time)
-        return self.at(own, at, b, d, Const(g), n), self.at(state, time, b, d, Const(g), n)
+        return own[self.order(at, b, d, Const(g), n)], self.at(state, time, b, d, Const(g), n)
 
     def project(self, hidden: Tensor, h: Tensor) -> None:
         """h = W_hr hidden."""
@@ -132,13 +135,13 @@ class _Layer:
 
     def output(self, h: Tensor) -> Tensor:
         """The layer's results in order of time, directions side by side."""
+        if self.directions == 1:
+            return h
         k, size = self.k, self.state_size
         time, b, j = k.axis(self.steps, "t"), k.axis(self.batches, "b"), k.axis(self.directions * size, "n")
         axes = [b, time, j] if self.batch_first else [time, b, j]
-        if self.directions == 1:
-            return k.define(h.dtype, axes, self.at(h, time, b, Const(0), j))
-        forward = Load(h.name, self.at(h, time, b, Const(0), j).index, Const(0.0))
-        back = Load(h.name, self.at(h, (self.steps - 1) - time, b, Const(1), j - size).index, Const(0.0))
+        forward = self.at(h, time, b, Const(0), j, other=0.0)
+        back = self.at(h, (self.steps - 1) - time, b, Const(1), j - size, other=0.0)
         return k.define(h.dtype, axes, call("where", call("lt", j, size), forward, back))
 
 

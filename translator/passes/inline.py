@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvc.kernel import Expr, KernelSpec, Load, Stmt, needed, transform
+from kvc.kernel import Const, Expr, KernelSpec, Load, Stmt, needed, transform
 from kvc.passes.access import compose, loads_in_index
 from kvc.simplify import IndexAlgebra, simplify_stmt
 
 
 def is_view(spec: KernelSpec, stmt: Stmt) -> bool:
-    """Whether a statement only reads one tensor elsewhere: no arithmetic, no rounding, no indirection."""
-    return (
-        stmt.over is None
-        and stmt.loop is None
-        and isinstance(stmt.expr, Load)
-        and stmt.dtype is spec.dtype_of(stmt.expr.tensor)
-        and not loads_in_index(stmt.expr)
-    )
+    """Whether a statement only reads one tensor elsewhere (no arithmetic, no rounding, no indirection), or one literal
+    everywhere."""
+    if stmt.over is not None or stmt.loop is not None:
+        return False
+    if not isinstance(stmt.expr, Load):
+        return isinstance(stmt.expr, Const)
+    return stmt.dtype is spec.dtype_of(stmt.expr.tensor) and not loads_in_index(stmt.expr)
 
 
 def fold_views(spec: KernelSpec) -> KernelSpec:
