@@ -14,7 +14,7 @@ import hashlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +111,15 @@ def _load(work: Work) -> Loaded:
                 ) from None  # fmt: skip
     file = work.folder / path.name
     file.write_text(source, encoding="utf-8")
-    with work.timed("load"):
+    with work.timed("load"), where_it_runs(work.job):
         return load(str(file), int(work.job["seed"]))
+
+
+def where_it_runs(job: Mapping[str, Any]) -> Any:
+    """The device on which the problem's own code makes its tensors."""
+    import torch
+
+    return torch.device("cuda" if job["stage"] == "time" else "cpu")
 
 
 def described(plan: Plan) -> dict[str, Any]:
@@ -132,16 +139,22 @@ def _fallback(plan: Plan) -> KvcError:
 def check_reference(work: Work, loaded: Loaded) -> bool:
     """Whether the original is a reference at all; says in the record why it is not."""
     with work.timed("reference"):
-        trials, reason = self_test(loaded.module, inputs_of(loaded))
+        trials, reason = self_test(loaded.module, inputs_of(work, loaded))
     work.record["reference"] = {"self": trials.to_json(), "degenerate": reason}
     if not trials.ok:
         work.record["reference"]["degenerate"] = f"fails against itself ({trials.reason})"
     return trials.ok and not reason
 
 
-def inputs_of(loaded: Loaded) -> Any:
-    """The problem's get_inputs."""
-    return vars(sys.modules[type(loaded.module).__module__])["get_inputs"]
+def inputs_of(work: Work, loaded: Loaded) -> Callable[[], list[Any]]:
+    """The problem's get_inputs, on the device of the stage."""
+    get_inputs = vars(sys.modules[type(loaded.module).__module__])["get_inputs"]
+
+    def inputs() -> list[Any]:
+        with where_it_runs(work.job):
+            return list(get_inputs())
+
+    return inputs
 
 
 def conclude(work: Work, trials: Trials, usable: bool) -> None:

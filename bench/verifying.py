@@ -90,7 +90,7 @@ def verify(work: Work, captured: Captured, loaded: Loaded, plan: Plan) -> None:
             trials, _ = run_trials(
                 lambda inputs: loaded.module(*inputs),
                 _translated(out, compiled_by_file(done), captured, bench, row.name),
-                inputs_of(loaded),
+                inputs_of(work, loaded),
                 job["trials"],
             )
     conclude(work, trials, usable)
