@@ -24,9 +24,11 @@ class HipTarget:
         from kvc.backends.hip.recurrence import RecurrenceEmitter
         from kvc.backends.hip.rows import RowsEmitter
         from kvc.backends.hip.skinny import SkinnyEmitter
+        from kvc.backends.hip.split_rows import SplitRowsEmitter
 
         return (
-            PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), RowsEmitter(),
+            PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), SplitRowsEmitter(),
+            RowsEmitter(),
             RecurrenceEmitter(), GenericEmitter(),
         )  # fmt: skip
 

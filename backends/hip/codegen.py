@@ -59,6 +59,7 @@ from kvc.simplify import IndexAlgebra, Linear
 _INT32 = 2**31
 _INDEX_FUNCTIONS = frozenset({"add", "sub", "mul", "floordiv", "mod", "neg", "minimum", "maximum"})
 UNROLL_POINTS = 32  # inlined reductions up to this many points are unrolled
+SERIAL_POINTS = 128  # longer sums in one thread carry their rounding error along
 
 
 @dataclass(frozen=True)
@@ -307,9 +308,9 @@ class Scope:
     def _reduce(self, stmt: Stmt, over: Reduce, point: dict[str, Expr]) -> Val:
         """A serial loop nest over the reduction's axes."""
         writer = self.kernel.writer
-        accumulator = Accumulator(self.kernel, stmt)
-        accumulator.declare()
         total = math.prod(self.kernel.spec.extent(a) for a in over.axes)
+        accumulator = Accumulator(self.kernel, stmt, total > SERIAL_POINTS)
+        accumulator.declare()
         point = dict(point)
         opened = 0
         for name in over.axes:
@@ -443,7 +444,7 @@ class Scope:
 class Accumulator:
     """The running state of a reduction in one thread: a value, and for argmax/argmin where it was seen."""
 
-    def __init__(self, kernel: Kernel, stmt: Stmt) -> None:
+    def __init__(self, kernel: Kernel, stmt: Stmt, is_long: bool = False) -> None:
         assert isinstance(stmt.over, Reduce)
         self.kernel = kernel
         self.stmt = stmt
@@ -453,10 +454,14 @@ class Accumulator:
         stem = stmt.target if stmt.target not in kernel.buffers else f"{stmt.target}_value"
         self.name = kernel.names.fresh(f"{stmt.target}_best" if self.is_arg else stem)
         self.where = kernel.names.fresh(f"{stmt.target}_at") if self.is_arg else ""
+        is_compensated = is_long and self.over.op == "sum" and self.type.is_float
+        self.carry = kernel.names.fresh(f"{stem}_carry") if is_compensated else ""
         self.start = identity(COMBINES[self.over.op].identity, self.type if self.is_arg else stmt.dtype)
 
     def declare(self) -> None:
         self.kernel.writer.line(f"{COMPUTE_TYPE[self.type.name]} {self.name} = {self.start.text};")
+        if self.carry:
+            self.kernel.writer.line(f"{COMPUTE_TYPE[self.type.name]} {self.carry} = 0;")
         if self.is_arg:
             self.kernel.writer.line(f"{self.kernel.index_type} {self.where} = -1;  // none seen yet")
 
@@ -477,6 +482,9 @@ class Accumulator:
             value = scope.named("candidate", value)
             where = scope.index(scope.resolve(Axis(self.over.axes[0]), point))
             self.take_arg(value.text, convert(where, I64 if self.kernel.wide else I32).text)
+        elif self.carry:
+            add = self.kernel.helpers.use("add_compensated")
+            self.kernel.writer.line(f"{add}({self.name}, {self.carry}, {value.text});")
         elif self.over.op == "sum":
             self.kernel.writer.line(f"{self.name} += {value.text};")
         else:

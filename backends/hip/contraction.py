@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from kvc.arch import ArchSpec, MatrixShape
-from kvc.backends.hip.gemm import FRAGMENT_BYTES, LANES, GemmKernel, Problem, Tiling
+from kvc.backends.hip.gemm import FRAGMENT_BYTES, GemmKernel, Problem, Tiling
 from kvc.backends.hip.source import VERSION, Knobs, alias_problem
+from kvc.backends.hip.tiles import LANES
 from kvc.emitter import Candidate, Space, Support, Task
 from kvc.kernel import KernelSpec
 from kvc.patterns import Contraction, match_contraction
@@ -17,6 +19,7 @@ MIN_MATRIX = 16  # from this size of M, N and K on, the matrix cores do the work
 MAX_CONFIGURATIONS = 48
 MAX_REGISTERS = 256  # a lane; more leaves one wave a SIMD
 _BLOCKS = (16, 32, 64, 128, 256)
+_SPLITS = (2, 4, 8, 16)
 _WAVES = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 
 
@@ -28,7 +31,8 @@ def problem_of(spec: KernelSpec) -> tuple[Contraction, Problem]:
 
 class ContractionEmitter:
     """Tiled contraction. Knobs: BLOCK_M, BLOCK_N, BLOCK_K (tile), WAVES_M, WAVES_N (waves of a workgroup), MI_M (rows
-    of the matrix instruction; 0 for FMA)."""
+    of the matrix instruction; 0 for FMA), SPLIT_K (workgroups that share a tile's depth; their sums meet in a second
+    launch, in fixed order)."""
 
     name = "hip.contraction"
     version = VERSION
@@ -82,9 +86,21 @@ def _tilings(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
         for block_m, block_n, block_k, waves in product(
             _BLOCKS if shape else (1, 2, 4, 8, *_BLOCKS[:4]), _BLOCKS, depths, _WAVES
         ):
-            tiling = Tiling(block_m, block_n, block_k, *waves, shape)
-            if _fits(tiling, problem, arch):
-                yield tiling
+            whole = Tiling(block_m, block_n, block_k, *waves, shape)
+            if not _fits(whole, problem, arch):
+                continue
+            yield whole
+            for split_k in _SPLITS:
+                tiling = replace(whole, split_k=split_k)
+                if _is_worth_splitting(tiling, problem, arch):
+                    yield tiling
+
+
+def _is_worth_splitting(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
+    """Too few tiles for the compute units, and a depth that leaves each share several tiles and none empty."""
+    tiles = -(-problem.m // t.block_m) * -(-problem.n // t.block_n) * problem.batch
+    depth = t.split_depth(problem.k)
+    return tiles * t.split_k <= 2 * arch.cu_count and depth >= 2 * t.block_k and (t.split_k - 1) * depth < problem.k
 
 
 def _fits(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
@@ -105,8 +121,8 @@ def _fits(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
 
 def _cycles(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
     """Rough cycles of the whole problem on one compute unit's share: arithmetic against LDS and cache traffic."""
-    tiles = -(-problem.m // t.block_m) * -(-problem.n // t.block_n) * problem.batch
-    depth = -(-problem.k // t.block_k) * t.block_k
+    tiles = -(-problem.m // t.block_m) * -(-problem.n // t.block_n) * problem.batch * t.split_k
+    depth = t.split_depth(problem.k)
     waves = t.threads // LANES
     resident = max(1, min(arch.lds_bytes // t.lds_bytes(problem.tile), 8 // waves or 1, -(-tiles // arch.cu_count)))
     simds = min(arch.simds_per_cu, waves * resident)
@@ -119,8 +135,8 @@ def _cycles(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
     latency = 600.0 * (depth // t.block_k) / resident
     rounds = -(-tiles // arch.cu_count)
     few_waves = 1.0 + 0.1 * max(0, 4 - waves)  # loads and barriers overlap better among several waves
-    return (
-        few_waves
-        * rounds
-        * (max(arithmetic, traffic, latency) + 0.2 * (arithmetic + traffic + latency) + 1000.0 / resident)
-    )
+    tile = max(arithmetic, traffic, latency) + 0.2 * (arithmetic + traffic + latency) + 1000.0 / resident
+    results = problem.m * problem.n * problem.batch * problem.accumulator.bytes
+    # A second launch, and partial sums to memory and back at the chip's bytes a cycle.
+    finish = 4000.0 + 2 * t.split_k * results / (arch.hbm_gbps / arch.clock_ghz) if t.split_k > 1 else 0.0
+    return few_waves * rounds * tile + finish

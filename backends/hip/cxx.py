@@ -169,8 +169,9 @@ _KEYWORDS = frozenset(
 _FUNCTIONS = frozenset(
     """
     maximum minimum floor_div floor_mod float_mod float_floor_div sign absolute square cube int_pow shift_left
-    shift_right f8_to_float float_to_f8 row_reduce row_best atomic_combine result_row fabs rint fmod pow copysign floor
-    max min isnan isinf signbit ldexpf frexpf atomicAdd atomicMax atomicMin atomicCAS Pack Fragment Results Operand
+    shift_right add_compensated f8_to_float float_to_f8 row_reduce row_best atomic_combine result_row fabs rint fmod
+    pow copysign floor max min isnan isinf signbit ldexpf frexpf atomicAdd atomicMax atomicMin atomicCAS Pack
+    Fragment Results Operand
     """.split()  # noqa: SIM905 - reads better as words
 )
 
@@ -183,6 +184,7 @@ RESERVED = frozenset(
     M N K BLOCK BLOCK_M BLOCK_N BLOCK_K TILES_M TILES_N WAVES WAVES_M WAVES_N LANES THREADS THREADS_M THREADS_N MI
     MI_DEPTH GROUPS FRAGMENT FRAGMENTS_M FRAGMENTS_N RESULTS MICRO_M MICRO_N A_SLOTS B_SLOTS A_LOADS B_LOADS A_STRIDE
     B_STRIDE ROW_THREADS ROW_LANES ROW_WAVES ROWS WIDTH CHUNKS ITEMS POINTS TAIL LONG SHORT
+    SEGMENTS SEGMENT first last SPLIT_K SPLIT_DEPTH RESULTS_ALL FINISH_THREADS split k_first k_last partial
     """.split()  # noqa: SIM905 - reads better as words
 )
 

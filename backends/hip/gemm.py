@@ -12,17 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc.arch import ArchSpec, MatrixShape
-from kvc.backends.hip.codegen import Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Buffer, Kernel, Scope, Unit
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
 from kvc.backends.hip.lanes import Lanes, Stores
 from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operand_buffers
-from kvc.backends.hip.tiles import Side, Tile, access_of, declare_batch, operand_dtype
+from kvc.backends.hip.tiles import LANES, Side, Tile, access_of, declare_batch, operand_dtype
 from kvc.dtypes import BF16, F16, F32, DType
-from kvc.emitter import Candidate, Knob, Task
-from kvc.kernel import Axis, Expr, KernelSpec, Load
+from kvc.emitter import Candidate, Knob, Scratch, Task
+from kvc.kernel import Axis, Expr, KernelSpec, Load, Stmt
 from kvc.patterns import Contraction
 
-LANES = 64  # of a wave as the matrix instructions count them; also the tiling of the path without them
 FRAGMENT_BYTES = 16  # one LDS read a lane
 LDS_PAD_BYTES = 16  # between rows of a tile, so that equal depths of neighbouring rows fall into different banks
 
@@ -62,6 +61,7 @@ class Tiling:
     waves_m: int
     waves_n: int
     shape: MatrixShape | None
+    split_k: int = 1  # workgroups that share the depth of one tile
 
     @staticmethod
     def of(knobs: Knobs, arch: ArchSpec, tile: DType) -> Tiling:
@@ -70,7 +70,7 @@ class Tiling:
         shape = next((s for s in arch.matrix_for(tile.name) if s.m == m), None) if m else None
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WAVES_M", "WAVES_N")
         block_m, block_n, block_k, waves_m, waves_n = (int(given[name]) for name in names)
-        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape)
+        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape, int(given["SPLIT_K"]))
 
     @property
     def threads(self) -> int:
@@ -80,7 +80,13 @@ class Tiling:
         return (
             ("BLOCK_M", self.block_m), ("BLOCK_N", self.block_n), ("BLOCK_K", self.block_k),
             ("WAVES_M", self.waves_m), ("WAVES_N", self.waves_n), ("MI_M", self.shape.m if self.shape else 0),
+            ("SPLIT_K", self.split_k),
         )  # fmt: skip
+
+    def split_depth(self, k: int) -> int:
+        """Depth of one workgroup: whole tiles."""
+        tiles = -(-k // self.block_k)
+        return -(-tiles // self.split_k) * self.block_k
 
     def lds_bytes(self, tile: DType) -> int:
         if self.shape is not None:
@@ -108,13 +114,17 @@ class GemmKernel:
         self.file = File(task, Unit(self.spec))
         buffers = operand_buffers(self.spec)
         wide = needs_wide(self.spec, buffers, self.problem.m * self.problem.n * self.problem.batch)
+        self.partial = partial_buffer(self.file, self.problem, self.tiling.split_k) if self.tiling.split_k > 1 else None
+        if self.partial is not None:
+            buffers[PARTIAL] = self.partial
         self.kernel = Kernel(self.file.unit, buffers, wide, (o.name for o in self.spec.inputs))
         self.kernel.names.taken |= {"i", "j", "r"}
         declare_batch(self.kernel, pattern.batch)
         k_major = self.tiling.shape is not None
+        tile = self.problem.tile
         self.a, self.b = (
-            Tile(self.kernel, s, access_of(self.spec, self.kernel, s, self.problem.tile), self.problem.tile, k_major)
-            for s in (self.problem.a, self.problem.b)
+            Tile(self.kernel, s, access_of(self.spec, self.kernel, s, tile), tile, rows, k_major)
+            for s, rows in ((self.problem.a, self.tiling.block_m), (self.problem.b, self.tiling.block_n))
         )
 
     def candidate(self, emitter: str, schedule: str, knobs: Knobs) -> Candidate:
@@ -130,9 +140,13 @@ class GemmKernel:
         self._main_loop()
         self._epilogue()
         t, p = self.tiling, self.problem
-        blocks = -(-p.m // t.block_m) * -(-p.n // t.block_n) * p.batch
-        outputs = [o.name for o in self.spec.outputs]
-        self.file.add(self.kernel, self.spec.name, (blocks,), t.threads, outputs, "THREADS")
+        blocks = -(-p.m // t.block_m) * -(-p.n // t.block_n) * p.batch * t.split_k
+        if self.partial is not None:
+            self.file.add(self.kernel, f"{self.spec.name}_partial", (blocks,), t.threads, [PARTIAL], "THREADS")
+            add_finish(self.file, self.pattern, self.partial)
+        else:
+            outputs = [o.name for o in self.spec.outputs]
+            self.file.add(self.kernel, self.spec.name, (blocks,), t.threads, outputs, "THREADS")
         return self.file.candidate(emitter, schedule, knobs)
 
     # ------------------------------------------------------------ constants
@@ -149,6 +163,12 @@ class GemmKernel:
             "constexpr int TILES_M = (M + BLOCK_M - 1) / BLOCK_M;",
             "constexpr int TILES_N = (N + BLOCK_N - 1) / BLOCK_N;",
         ]
+        if t.split_k > 1:
+            lines += [
+                f"constexpr int SPLIT_K = {t.split_k};  // workgroups that share the depth of one tile",
+                f"constexpr {kind} SPLIT_DEPTH = {t.split_depth(p.k)};  // depth of each of them",
+                f"constexpr {kind} RESULTS_ALL = {p.batch * p.m * p.n};  // of the whole problem",
+            ]
         lines += self._matrix_constants(t.shape) if t.shape is not None else self._fma_constants()
         lines += [*self.a.constants(), *self.b.constants()]
         pad = f"{LDS_PAD_BYTES} / sizeof({self.a.element})"
@@ -191,8 +211,13 @@ class GemmKernel:
             f"const {kind} m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;",
             f"const {kind} n0 = blockIdx.x % TILES_N * BLOCK_N;",
         ]
+        batches = f" % {self.problem.batch}" if self.tiling.split_k > 1 else ""
         if self.pattern.batch:
-            lines.append(f"const {kind} batch = blockIdx.x / (TILES_M * TILES_N);")
+            lines.append(f"const {kind} batch = blockIdx.x / (TILES_M * TILES_N){batches};")
+        if self.tiling.split_k > 1:
+            lines.append(f"const {kind} split = blockIdx.x / (TILES_M * TILES_N * {self.problem.batch});")
+            lines.append(f"const {kind} k_first = split * SPLIT_DEPTH;")
+            lines.append(f"const {kind} k_last = K < k_first + SPLIT_DEPTH ? K : k_first + SPLIT_DEPTH;")
         if self.tiling.shape is not None:
             lines += [
                 "const int lane = thread % LANES;",
@@ -213,13 +238,14 @@ class GemmKernel:
 
     def _main_loop(self) -> None:
         writer = self.kernel.writer
-        writer.line("load_a(0);")
-        writer.line("load_b(0);")
-        with writer.block(f"for ({self.kernel.index_type} k0 = 0; k0 < K; k0 += BLOCK_K)"):
+        first, last = ("k_first", "k_last") if self.tiling.split_k > 1 else ("0", "K")
+        writer.line(f"load_a({first});")
+        writer.line(f"load_b({first});")
+        with writer.block(f"for ({self.kernel.index_type} k0 = {first}; k0 < {last}; k0 += BLOCK_K)"):
             writer.line("store_a();")
             writer.line("store_b();")
             writer.line("__syncthreads();")
-            with writer.block("if (k0 + BLOCK_K < K)"):
+            with writer.block(f"if (k0 + BLOCK_K < {last})"):
                 writer.line("load_a(k0 + BLOCK_K);  // the next tile is on its way while this one is used")
                 writer.line("load_b(k0 + BLOCK_K);")
             if self.tiling.shape is None:
@@ -312,20 +338,64 @@ class GemmKernel:
         kernel.writer.line(f"const {kernel.index_type} {m} = {at_m};")
         if self.problem.m % self.tiling.block_m:
             kernel.writer.line(f"if ({m} >= M) continue;")
+        if self.partial is not None:
+            at = f"{'batch * (M * N) + ' if pattern.batch else ''}{m} * N + {kernel.axis_text[column.name]}"
+            kernel.writer.line(f"{self.partial.pointer}[split * RESULTS_ALL + {at}] = {result};")
+            return
         point: dict[str, Expr] = kernel.split(row, pattern.m) | kernel.split(column, pattern.n)
         if pattern.batch:
             point |= kernel.split(Axis("batch#"), pattern.batch)
-        scope = Scope(kernel, point)
-        stmt = pattern.stmt
-        value = rounded(Val(result, self.problem.accumulator), stmt.dtype)
-        key = Load(stmt.target, scope.index_of(stmt))
-        scope.remember(key, value if value.text == result else scope.name(stmt.target, value))
-        outputs = [self.spec.stmt[o.name] for o in self.spec.outputs]
-        stores = Stores(scope, Lanes(None, 1), outputs)
-        values = [(s, scope.final(s)) for s in outputs]
-        for s, v in values:
-            stores.put(scope, s, v)
+        store_results(Scope(kernel, point), pattern.stmt, Val(result, self.problem.accumulator))
 
+
+def store_results(scope: Scope, stmt: Stmt, total: Val) -> None:
+    """The epilogue at one point: everything that follows from the finished sum, then the outputs."""
+    spec = scope.spec
+    value = rounded(total, stmt.dtype)
+    key = Load(stmt.target, scope.index_of(stmt))
+    scope.remember(key, value if value.text == total.text else scope.name(stmt.target, value))
+    outputs = [spec.stmt[o.name] for o in spec.outputs]
+    stores = Stores(scope, Lanes(None, 1), outputs)
+    for s, v in [(s, scope.final(s)) for s in outputs]:
+        stores.put(scope, s, v)
+
+
+# ---------------------------------------------------------------- split-K
+
+PARTIAL = "partial sums"  # key of the scratch buffer among a kernel's buffers; no tensor has a space in its name
+
+
+def partial_buffer(file: File, problem: Problem, split_k: int) -> Buffer:
+    """Scratch for the partial sums: [SPLIT_K, batch, M, N] in the accumulator's type."""
+    total = split_k * problem.batch * problem.m * problem.n
+    file.workspace.append(Scratch("partial", problem.accumulator.name, total))
+    return Buffer("partial", problem.accumulator, (), (), total, "partial")
+
+
+def add_finish(file: File, pattern: Contraction, partial: Buffer) -> None:
+    """The second launch: add up the partial sums in a fixed order and run the epilogue, one thread a result."""
+    spec = file.task.spec
+    axes = (*pattern.batch, *pattern.m, *pattern.n)
+    results = domain_size(spec, axes)
+    buffers = operand_buffers(spec) | {PARTIAL: partial}
+    kernel = Kernel(file.unit, buffers, needs_wide(spec, buffers, results), (o.name for o in spec.inputs))
+    writer, kind = kernel.writer, kernel.index_type
+    flat = kernel.axis("i", results)
+    start = f"({kind})blockIdx.x" if kernel.wide else "blockIdx.x"
+    writer.line(f"const {kind} i = {start} * FINISH_THREADS + threadIdx.x;")
+    writer.line("if (i >= RESULTS_ALL) return;")
+    kernel.used[PARTIAL] = None
+    total = kernel.names.fresh("total")
+    writer.line(f"{COMPUTE_TYPE[partial.dtype.name]} {total} = 0;")
+    writer.line("#pragma unroll")
+    writer.line(f"for (int split = 0; split < SPLIT_K; ++split) {total} += partial[split * RESULTS_ALL + i];")
+    store_results(Scope(kernel, kernel.split(flat, axes)), pattern.stmt, Val(total, partial.dtype))
+    file.head.append(f"constexpr int FINISH_THREADS = {FINISH_THREADS};")
+    outputs = [o.name for o in spec.outputs]
+    file.add(kernel, spec.name, (-(-results // FINISH_THREADS),), FINISH_THREADS, outputs, "FINISH_THREADS")
+
+
+FINISH_THREADS = 256
 
 _MATRIX_TYPES = """\
 #if KVC_HAS_MFMA

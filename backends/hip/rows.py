@@ -90,6 +90,10 @@ class RowsEmitter:
         assert isinstance(pattern, Rows)
         if not domain_size(spec, (*pattern.outer, *pattern.inner)):
             return Support(False, "its domain is empty")
+        kernel = Kernel(Unit(spec), operand_buffers(spec), False, (o.name for o in spec.inputs))
+        *early, _ = Walk(kernel, pattern, domain_size(spec, pattern.inner), 1, 1).phases
+        if any(spec.operand[s.target].alias is not None for phase in early for s in phase.outputs):
+            return Support(False, "an output would overwrite an input that a later walk reads")
         return Support(True)
 
     def space(self, task: Task) -> Space:
@@ -99,7 +103,7 @@ class RowsEmitter:
         assert isinstance(pattern, Rows)
         length, rows = domain_size(spec, pattern.inner), domain_size(spec, pattern.outer)
         found: list[tuple[float, Knobs]] = []
-        for width in _widths(spec, pattern, length):
+        for width in row_widths(spec, pattern, length):
             chunks = length // width
             for threads in (2**n for n in range(int(math.log2(arch.max_threads)) + 1)):
                 items = -(-chunks // threads)
@@ -122,7 +126,7 @@ class RowsEmitter:
         yield _RowKernel(task, pattern, dict(knobs)).candidate(self.name, self.schedule, knobs)
 
 
-def _widths(spec: KernelSpec, pattern: Rows, length: int) -> list[int]:
+def row_widths(spec: KernelSpec, pattern: Rows, length: int) -> list[int]:
     """Widths at which every access along the row moves as a pack or is shared; 1 always."""
     widths = [w for w in (16, 8, 4, 2) if length % w == 0 and _moves_packs(spec, pattern, length, w)]
     return [*widths, 1]
@@ -133,7 +137,7 @@ def _moves_packs(spec: KernelSpec, pattern: Rows, length: int, width: int) -> bo
     if width * smallest > 16:
         return False
     kernel = Kernel(Unit(spec), operand_buffers(spec), False, (o.name for o in spec.inputs))
-    walker = _Walk(kernel, pattern, length, width, domain_size(spec, pattern.outer))
+    walker = Walk(kernel, pattern, length, width, domain_size(spec, pattern.outer))
     for phase in walker.phases:
         scope = walker.scope({})
         stores = Stores(scope, walker.lanes, phase.outputs)
@@ -147,7 +151,7 @@ def _moves_packs(spec: KernelSpec, pattern: Rows, length: int, width: int) -> bo
     return True
 
 
-class _Phase:
+class Phase:
     """One walk over the row: reductions, and outputs along the row that need no later reduction."""
 
     def __init__(self) -> None:
@@ -155,7 +159,7 @@ class _Phase:
         self.outputs: list[Stmt] = []
 
 
-class _Walk:
+class Walk:
     """The axes of a row kernel, its phases, and which values later phases read again."""
 
     def __init__(self, kernel: Kernel, pattern: Rows, length: int, width: int, rows: int) -> None:
@@ -170,9 +174,9 @@ class _Walk:
         self.row_outputs: list[Stmt] = []
         self.phases = self._phases()
 
-    def _phases(self) -> list[_Phase]:
+    def _phases(self) -> list[Phase]:
         depth: dict[str, int] = {}
-        phases: list[_Phase] = []
+        phases: list[Phase] = []
         outputs = {o.name for o in self.spec.outputs}
         for stmt in self.spec.body:
             level = max((depth.get(load.tensor, 0) for load in stmt.loads()), default=0)
@@ -180,7 +184,7 @@ class _Walk:
             depth[stmt.target] = level + is_reduction
             along = set(stmt.axes) != set(self.pattern.outer)
             while len(phases) <= level:
-                phases.append(_Phase())
+                phases.append(Phase())
             if is_reduction:
                 phases[level].reductions.append(stmt)
             if stmt.target in outputs and (is_reduction or not along):
@@ -199,7 +203,7 @@ class _Walk:
     def result_key(self, stmt: Stmt) -> Load:
         return Load(stmt.target, self.scope({}).index_of(stmt))
 
-    def rehearsal(self, scope: Scope, phase: _Phase) -> None:
+    def rehearsal(self, scope: Scope, phase: Phase) -> None:
         """Evaluate what a phase needs, with reductions of earlier phases taken as given."""
         for earlier in self.phases:
             for stmt in earlier.reductions:
@@ -208,6 +212,16 @@ class _Walk:
             Accumulator(self.kernel, stmt).step(scope, self.point)
         for stmt in phase.outputs:
             scope.final(stmt)
+
+    def hoist(self, outer: Scope, phase: Phase) -> None:
+        """Name, before the walk, the values that are the same along the whole row."""
+        constant: list[Load] = []
+        with self.kernel.dry():
+            trial = outer.child()
+            trial.on_value = lambda load, value: None if self.is_inner(load) else constant.append(load)
+            self.rehearsal(trial, phase)
+        for load in constant:
+            outer.tensor(load.tensor, load.index, load.other)
 
     def held(self) -> dict[Load, Val]:
         """Values along the row that a later phase reads again."""
@@ -243,7 +257,7 @@ class _RowKernel:
         buffers = operand_buffers(self.spec)
         wide = needs_wide(self.spec, buffers, self.rows * self.threads)
         self.kernel = Kernel(self.file.unit, buffers, wide, (o.name for o in self.spec.inputs))
-        self.walk = _Walk(self.kernel, pattern, self.length, self.width, self.rows)
+        self.walk = Walk(self.kernel, pattern, self.length, self.width, self.rows)
         self.chunks = self.length // self.width
         self.items = -(-self.chunks // self.threads)
         held = self.walk.held()
@@ -290,9 +304,9 @@ class _RowKernel:
         ]
 
     # ------------------------------------------------------------ one walk over the row
-    def _phase(self, outer: Scope, phase: _Phase, ready: dict[Load, Val]) -> None:
+    def _phase(self, outer: Scope, phase: Phase, ready: dict[Load, Val]) -> None:
         walker = self.walk
-        self._hoist(outer, phase)
+        walker.hoist(outer, phase)
         accumulators = [Accumulator(self.kernel, s) for s in phase.reductions]
         for accumulator in accumulators:
             accumulator.declare()
@@ -320,16 +334,6 @@ class _RowKernel:
     def _named_result(self, outer: Scope, stmt: Stmt, accumulator: Accumulator) -> Val:
         result = accumulator.result()
         return result if result.text == accumulator.name else outer.name(stmt.target, result)
-
-    def _hoist(self, outer: Scope, phase: _Phase) -> None:
-        """Name, before the walk, the values that are the same along the whole row."""
-        constant: list[Load] = []
-        with self.kernel.dry():
-            trial = outer.child()
-            trial.on_value = lambda load, value: None if self.walk.is_inner(load) else constant.append(load)
-            self.walk.rehearsal(trial, phase)
-        for load in constant:
-            outer.tensor(load.tensor, load.index, load.other)
 
     def _walk_row(self) -> Any:
         """The loop header over this thread's chunks, as a context."""

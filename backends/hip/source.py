@@ -33,6 +33,11 @@ PACK = """\
 template <class T, int COUNT>
 struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
   T lane[COUNT];
+  // Lane by lane: an array of packs then stays in registers, which copies of whole structs do not always.
+  __device__ __forceinline__ void set(Pack other) {
+    #pragma unroll
+    for (int v = 0; v < COUNT; ++v) lane[v] = other.lane[v];
+  }
 };
 """
 

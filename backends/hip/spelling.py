@@ -97,6 +97,16 @@ HELPERS: dict[str, Helper] = {
             "shift_right", "a >> n, all sign bits where n is no valid shift.", "T a, T n",
             "return n < 0 || n >= T(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : T(a >> n);",
         ),
+        Helper("add_compensated", """\
+// sum += value, with the rounding error carried along (Kahan); infinities and NaN pass through.
+template <class T>
+__device__ __forceinline__ void add_compensated(T& sum, T& carry, T value) {
+  const T corrected = value - carry;
+  const T next = sum + corrected;
+  carry = next - next == 0 ? (next - sum) - corrected : 0;
+  sum = next;
+}
+"""),
         Helper("f8_to_float", """\
 // fp8 (1 sign, E exponent, M mantissa bits) to float, exactly. fnuz formats have no -0 and no infinity.
 template <int E, int M, int BIAS, bool FNUZ>

@@ -102,25 +102,41 @@ def declare_batch(kernel: Kernel, batch: tuple[str, ...]) -> None:
 
 
 def _unit_direction(spec: KernelSpec, kernel: Kernel, side: Side) -> str:
-    """Whether neighbours in memory are neighbours in the depth or in the rows."""
-    best, along = 0, "k"
+    """Whether neighbours in memory are neighbours in the depth or in the rows: the direction whose innermost axis runs
+    further before it leaves a cache line."""
+    best, along = 0.0, "k"
     for load in loads(side.expr):
         if load.tensor not in kernel.readable:
             continue
-        scope = Scope(kernel, {})
-        offset = kernel.algebra.linear(scope.offset(load.tensor, load.index))
+        offset = kernel.algebra.linear(Scope(kernel, {}).offset(load.tensor, load.index))
         for name, axes in (("k", side.k), ("rows", side.rows)):
-            wide = [a for a in axes if spec.extent(a) > 1]
-            if wide and abs(offset.coefficients.get(Axis(wide[-1]), 0)) == 1 and spec.extent(wide[-1]) > best:
-                best, along = spec.extent(wide[-1]), name
+            longer = [a for a in axes if spec.extent(a) > 1]
+            step = abs(offset.coefficients.get(Axis(longer[-1]), 0)) if longer else 0
+            if step and spec.extent(longer[-1]) / step > best:
+                best, along = spec.extent(longer[-1]) / step, name
     return along
+
+
+LANES = 64  # of a wave, as the matrix instructions count them
+
+WAVE_UNIFORM = """\
+// A value that all lanes of a wave have in common, moved to a scalar register.
+__device__ __forceinline__ int wave_uniform(int value) {
+#if KVC_HAS_MFMA
+  return __builtin_amdgcn_readfirstlane(value);
+#else
+  return value;
+#endif
+}
+"""
 
 
 class Tile:
     """Writes the code that moves one side's tile. Constants carry the side's name: A_ROWS x BLOCK_K elements."""
 
-    def __init__(self, kernel: Kernel, side: Side, access: Access, dtype: DType, k_major: bool) -> None:
+    def __init__(self, kernel: Kernel, side: Side, access: Access, dtype: DType, rows: int, k_major: bool) -> None:
         self.kernel, self.side, self.access, self.dtype = kernel, side, access, dtype
+        self.rows = rows  # of the tile
         self.k_major = k_major  # LDS rows are rows of the operand (depth contiguous), else columns
         self.big, self.small = side.name.upper(), side.name
         self.block = "BLOCK_M" if side.name == "a" else "BLOCK_N"
@@ -159,7 +175,9 @@ class Tile:
                 scope, lanes, *names = side_scope(kernel, self.side, self.access.along, self.access.width)
                 self._position(*names)
                 with writer.block(f"if ({self._inside(*names)})", "} else {"):
-                    writer.line(f"{self.small}_stage[i] = {self._value(scope, lanes)};")
+                    value = self._value(scope, lanes)
+                    into = f"{self.small}_stage[i]"
+                    writer.line(f"{into} = {value};" if self.access.width == 1 else f"{into}.set({value});")
                 writer.line(f"  {self.small}_stage[i] = {self._zero()};")
                 writer.line("}")
 
@@ -180,6 +198,9 @@ class Tile:
         elif width > 1:
             first = f"{self.first} / {width}"
         self.kernel.writer.line(f"const {kind} {row} = {first} + {row_at};")
+        # Where a wave's lanes go along the rows, all of them have one depth: scalar registers and the scalar ALU.
+        if width == 1 and self.access.along == "rows" and self.rows % LANES == 0:
+            k_at = f"{self.kernel.helpers.add('wave_uniform', WAVE_UNIFORM)}({k_at})"
         self.kernel.writer.line(f"const {kind} {k} = {k0} + {k_at};")
 
     def _inside(self, row: str, k: str) -> str:

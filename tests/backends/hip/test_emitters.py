@@ -92,6 +92,20 @@ ROWS = {
     }""",
 }  # fmt: skip
 
+LONG_ROWS = {
+    "statistics": """kernel statistics(x: f16[b=3,c=2,h=101,w=96], g: f32[c]) -> (y: f16[b,c,h,w], s: f32[c]) {
+      s[c] = sum(b,h,w) x[b,c,h,w]
+      v: f32[c] = sum(b,h,w) (x[b,c,h,w] - s[c] / 29088.0) * (x[b,c,h,w] - s[c] / 29088.0)
+      y[b,c,h,w] = (x[b,c,h,w] - s[c] / 29088.0) * rsqrt(v[c] / 29088.0) * g[c]
+    }""",
+    "loss": """kernel loss(x: f32[m=120,k=177], z: f32[m,k]) -> (y: f32[], a: bool[], mx: bf16[]) {
+      s: f32[] = sum(m,k) (x[m,k] - z[m,k]) * (x[m,k] - z[m,k])
+      y[] = s[] / 21240.0
+      a[] = all(m,k) x[m,k] < 4.5
+      mx[] = max(m,k) x[m,k]
+    }""",
+}  # fmt: skip
+
 CONTRACTIONS = {
     "linear_gelu": """kernel linear_gelu(x: bf16[m=65,k=72], w: bf16[n=130,k], b: bf16[n]) -> (y: bf16[m,n]) {
       t: f32[m,n] = sum(k) x[m,k] * w[n,k]
@@ -169,6 +183,7 @@ CASES = [
     *(("hip.pointwise", POINTWISE[n]) for n in POINTWISE),
     *(("hip.window", WINDOWS[n]) for n in WINDOWS),
     *(("hip.rows", ROWS[n]) for n in ROWS),
+    *(("hip.split_rows", LONG_ROWS[n]) for n in LONG_ROWS),
     *(("hip.contraction", CONTRACTIONS[n]) for n in CONTRACTIONS),
     *(("hip.skinny", SKINNY[n]) for n in SKINNY),
     *(("hip.generic", text) for group in (POINTWISE, WINDOWS, ROWS, SKINNY, GENERIC) for text in group.values()),
@@ -234,6 +249,18 @@ def test_tilings(case: str) -> None:
         verify(emit(CONTRACTIONS[case], "hip.contraction", GFX, setting), CONTRACTIONS[case])
 
 
+def test_split_depth() -> None:
+    """A deep contraction with few tiles is shared between workgroups, and the sums meet in a fixed order."""
+    text = """kernel deep(x: f32[p=2,m=33,k=700], w: f32[p,k,n=50], b: f32[n]) -> (y: f32[p,m,n]) {
+      t: f32[p,m,n] = sum(k) x[p,m,k] * w[p,k,n]
+      y[p,m,n] = t[p,m,n] + b[n]
+    }"""
+    candidate = emit(text, "hip.contraction", GFX)
+    assert dict(candidate.knobs)["SPLIT_K"] > 1
+    assert [launch.kernel for launch in candidate.launches] == ["deep_partial", "deep"]
+    verify(candidate, text)
+
+
 @pytest.mark.parametrize("gfx", CDNA)
 def test_tilings_fit_the_chip(gfx: str) -> None:
     text = """kernel mm(x: f16[m=4096,k=4096], w: f16[n=4096,k]) -> (y: f16[m,n]) {
@@ -263,6 +290,7 @@ def test_order_of_emitters() -> None:
     assert first(POINTWISE["odd"]) == "hip.pointwise"
     assert first(WINDOWS["max_pool"]) == "hip.window"
     assert first(ROWS["softmax"]) == "hip.rows"
+    assert first(LONG_ROWS["loss"]) == "hip.split_rows"
     assert first(CONTRACTIONS["conv"]) == "hip.contraction"
     assert first(SKINNY["decode"]) == "hip.skinny"
     assert first(GENERIC["scatter"]) == "hip.generic"
@@ -281,6 +309,7 @@ def test_reasons() -> None:
         ("hip.pointwise", "two_outputs", POINTWISE["two_outputs"]),
         ("hip.window", "max_pool", WINDOWS["max_pool"]),
         ("hip.rows", "softmax", ROWS["softmax"]),
+        ("hip.split_rows", "loss", LONG_ROWS["loss"]),
         ("hip.contraction", "linear_gelu", CONTRACTIONS["linear_gelu"]),
         ("hip.contraction", "conv", CONTRACTIONS["conv"]),
         ("hip.skinny", "decode", SKINNY["decode"]),

@@ -5,7 +5,7 @@
 //   y[b,o,i,j] = relu(t[b,o,i,j] * scale[o])
 // }
 //
-// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, WAVES_M=2, WAVES_N=2, MI_M=16.
+// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1.
 // Launch: conv(x, f, scale, y), grid 6 x 1 x 1, block 256 x 1 x 1.
 
 #include <hip/hip_runtime.h>
@@ -111,8 +111,8 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
     #pragma unroll
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
-      const int row = n0 + slot / BLOCK_K;
-      const int k = k0 + slot % BLOCK_K;
+      const int row = n0 + slot % BLOCK_N;
+      const int k = k0 + slot / BLOCK_N;
       if ((B_SLOTS % THREADS == 0 || slot < B_SLOTS) && row < N && k < K) {
         const float x_value = row / 9 % 10 * 2 + k / 3 % 3 - 1 >= 0 && row / 9 % 10 * 2 + k / 3 % 3 - 1 < H_SIZE && row % 9 * 2 + k % 3 - 1 >= 0 && row % 9 * 2 + k % 3 - 1 < W_SIZE ? x[row / 90 * 1615 + k / 9 * 323 + row / 9 % 10 * 34 + k / 3 % 3 * 17 + row % 9 * 2 + k % 3 - 18] : 0.0f;
         b_stage[i] = x_value;
@@ -126,8 +126,8 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
       if (B_SLOTS % THREADS != 0 && slot >= B_SLOTS) continue;
-      const int row = slot / BLOCK_K;
-      const int k = slot % BLOCK_K;
+      const int row = slot % BLOCK_N;
+      const int k = slot / BLOCK_N;
       b_tile[row * B_STRIDE + k] = b_stage[i];
     }
   };

@@ -6,7 +6,7 @@
 //   y[m,n] = gelu(u[m,n])
 // }
 //
-// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=128, WAVES_M=2, WAVES_N=2, MI_M=16.
+// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=128, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1.
 // Launch: linear_gelu(x, w, b, y), grid 15 x 1 x 1, block 256 x 1 x 1.
 
 #include <hip/hip_runtime.h>
@@ -49,6 +49,11 @@ constexpr int B_STRIDE = BLOCK_K + 16 / sizeof(__hip_bfloat16);  // of B's tile,
 template <class T, int COUNT>
 struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
   T lane[COUNT];
+  // Lane by lane: an array of packs then stays in registers, which copies of whole structs do not always.
+  __device__ __forceinline__ void set(Pack other) {
+    #pragma unroll
+    for (int v = 0; v < COUNT; ++v) lane[v] = other.lane[v];
+  }
 };
 
 #if KVC_HAS_MFMA
@@ -92,7 +97,7 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       const int row = m0 + slot / (BLOCK_K / 8);
       const int k = k0 / 8 + slot % (BLOCK_K / 8);
       if ((A_SLOTS % THREADS == 0 || slot < A_SLOTS) && row < M && k < K / 8) {
-        a_stage[i] = *reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(x + row * 72 + k * 8);
+        a_stage[i].set(*reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(x + row * 72 + k * 8));
       } else {
         a_stage[i] = Pack<__hip_bfloat16, 8>{};
       }
@@ -116,7 +121,7 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       const int row = n0 + slot / (BLOCK_K / 8);
       const int k = k0 / 8 + slot % (BLOCK_K / 8);
       if ((B_SLOTS % THREADS == 0 || slot < B_SLOTS) && row < N && k < K / 8) {
-        b_stage[i] = *reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(w + row * 72 + k * 8);
+        b_stage[i].set(*reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(w + row * 72 + k * 8));
       } else {
         b_stage[i] = Pack<__hip_bfloat16, 8>{};
       }
