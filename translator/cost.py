@@ -68,14 +68,17 @@ def flops(spec: KernelSpec) -> int:
     reduction or scan combines: a matrix product is 2*m*n*k. Comparisons, selections and sorting count nothing."""
     total = 0
     for stmt in spec.body:
-        per_point = sum(
-            isinstance(e, Call) and FUNCTIONS[e.fn].result in ("same", "float") and not _is_index(e)
-            for e in _values(stmt.expr)
-        )
         combines = stmt.over is not None and not isinstance(stmt.over, Order)
         domain = stmt.over.axes if isinstance(stmt.over, Scatter) else (*stmt.axes, *stmt.inner_axes)
-        total += points(spec, domain) * (per_point + combines)
+        total += points(spec, domain) * (arithmetic(stmt.expr) + combines)
     return total
+
+
+def arithmetic(expr: Expr) -> int:
+    """Calls in an expression that compute a number from values: no comparison, selection or index arithmetic."""
+    return sum(
+        isinstance(e, Call) and FUNCTIONS[e.fn].result in ("same", "float") and not _is_index(e) for e in _values(expr)
+    )
 
 
 def _is_index(expr: Expr) -> bool:
@@ -180,4 +183,14 @@ def stmt_points(spec: KernelSpec, stmt: Stmt) -> int:
     return points(spec, (*stmt.axes, *stmt.inner_axes))
 
 
-__all__ = ["bytes_moved", "evaluations", "flops", "is_transcendental", "price", "stmt_points", "weight", "work"]
+__all__ = [
+    "arithmetic",
+    "bytes_moved",
+    "evaluations",
+    "flops",
+    "is_transcendental",
+    "price",
+    "stmt_points",
+    "weight",
+    "work",
+]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvc.check import RESERVED, check_graph
+from kvc.cost import arithmetic
 from kvc.graph import Graph, TensorType
-from kvc.kernel import KernelSpec
+from kvc.kernel import KernelSpec, Stmt
 from kvc.lower import Provenance, fallbacks, lower
 from kvc.passes.canonicalize import canonicalize
 from kvc.passes.dedupe import dedupe
@@ -32,7 +33,7 @@ def plan(graph: Graph) -> Plan:
     whole = _plain_intermediates(graph, whole)
     reasons = fallbacks(graph)
     barriers = [Barrier(n.name, n.outputs, tuple(dict.fromkeys(n.refs))) for n in graph.nodes if n.name in reasons]
-    pieces = partition(whole, barriers, lambda targets: kernel_name(targets, provenance))
+    pieces = partition(whole, barriers, lambda targets: kernel_name([whole.stmt[t] for t in targets], provenance))
     cuts = [p for p in pieces if isinstance(p, Cut)]
     kernels, which = dedupe([c.spec for c in cuts])
     numbers = iter(which)
@@ -77,9 +78,11 @@ def _plain_intermediates(graph: Graph, whole: KernelSpec) -> KernelSpec:
     )
 
 
-def kernel_name(targets: Sequence[str], provenance: Provenance) -> str:
-    """A kernel's name from the operators it contains, in order: linear_gelu, rms_norm."""
-    ops = dict.fromkeys(re.sub(r"\W", "_", node.op) for t in targets for node in provenance[t])
+def kernel_name(stmts: Sequence[Stmt], provenance: Provenance) -> str:
+    """A kernel's name from the operators it contains, in order: linear_gelu, rms_norm. Operators that only move,
+    select or convert are left out where others compute."""
+    computing = [s for s in stmts if s.over is not None or s.loop is not None or arithmetic(s.expr)]
+    ops = dict.fromkeys(re.sub(r"\W", "_", n.op) for s in computing or stmts for n in provenance[s.target])
     name = ""
     for op in ops:
         if name and len(name) + len(op) >= MAX_NAME:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvc.graph import TensorType
+from kvc.graph import Graph, TensorType
+from kvc.kernel import KernelSpec, Load
+from kvc.lower import Provenance, lower
+from kvc.passes.inline import is_view
 from kvc.plan import Fallback, Invoke, Plan
 
 ALIGN = 256  # bytes; a cache line, and the alignment of a fresh allocation
@@ -109,3 +112,38 @@ def live_peak(plan: Plan) -> int:
         ),
         default=0,
     )
+
+
+def eager_peak(graph: Graph) -> int:
+    """The most bytes of intermediates alive at one node when torch runs the graph as it stands: every value that is no
+    view of another has memory from the node that makes it to the last that reads it or a view of it."""
+    whole, provenance = lower(graph)
+    views = _view_sources(whole, provenance)
+    root = {i.name: i.name for i in graph.inputs}
+    life: dict[str, tuple[int, int]] = {}
+    keep = graph.live_out | set(root)
+    for n, node in enumerate(graph.nodes):
+        for ref in node.refs:
+            if root[ref] in life:
+                life[root[ref]] = (life[root[ref]][0], n)
+        for value in node.outputs:
+            source = views.get(value)
+            root[value] = root[source] if source in root and len(node.outputs) == 1 else value
+            if root[value] == value and value not in keep:
+                life[value] = (n, n)
+    sizes = {v: size_of(graph.types[v]) for v in life}
+    steps = range(len(graph.nodes))
+    return max((sum(sizes[v] for v, (first, last) in life.items() if first <= n <= last) for n in steps), default=0)
+
+
+def _view_sources(whole: KernelSpec, provenance: Provenance) -> dict[str, str]:
+    """For each value that is a view, the value it looks at."""
+    sources: dict[str, str] = {}
+    for stmt in whole.body:
+        if is_view(whole, stmt) and isinstance(stmt.expr, Load):
+            own = provenance[stmt.target]
+            inside = stmt.expr.tensor
+            while inside in sources and provenance.get(inside) == own:
+                inside = sources[inside]
+            sources[stmt.target] = inside
+    return sources
