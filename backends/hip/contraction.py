@@ -83,9 +83,8 @@ def _tilings(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
         fragment = FRAGMENT_BYTES // problem.tile.bytes
         step = LANES // shape.m * fragment if shape else 8
         depths = [d for d in (8, 16, 32, 64, 128) if d % step == 0]
-        for block_m, block_n, block_k, waves in product(
-            _BLOCKS if shape else (1, 2, 4, 8, *_BLOCKS[:4]), _BLOCKS, depths, _WAVES
-        ):
+        blocks = _BLOCKS if shape else (8, *_BLOCKS[:4])
+        for block_m, block_n, block_k, waves in product(blocks, blocks, depths, _WAVES):
             whole = Tiling(block_m, block_n, block_k, *waves, shape)
             if not _fits(whole, problem, arch):
                 continue

@@ -280,6 +280,17 @@ def test_tilings_fit_the_chip(gfx: str) -> None:
         assert tiling.lds_bytes(problem.tile) <= row.lds_bytes and tiling.threads <= row.max_threads
 
 
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64", "i64"])
+def test_every_size_has_a_tiling(dtype: str) -> None:
+    for m, n, k in ((1, 2, 3), (2, 5, 512), (15, 700, 16), (16, 16, 16), (17, 31, 33), (1000, 3, 1), (3, 1000, 2000)):
+        operands = f"x: {dtype}[m={m},k={k}], w: {dtype}[k,n={n}]"
+        text = f"kernel mm({operands}) -> (y: {dtype}[m,n]) {{ y[m,n] = sum(k) x[m,k] * w[k,n] }}"
+        for gfx in CDNA:
+            task = Task(spec_of(text), arch(gfx))
+            assert emitter("hip.contraction").supports(task).ok
+            assert emitter("hip.contraction").space(task).configurations, (m, n, k)
+
+
 def test_order_of_emitters() -> None:
     """The first emitter that supports a spec is the schedule made for it; the last supports everything."""
 
