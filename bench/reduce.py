@@ -281,9 +281,14 @@ class _Search:
         return moved.inputs != self.full.inputs and moved.state == self.full.state
 
     def built(self) -> list[_Knob]:
-        """Widths that the model's own constructors spell out, all divided by one number."""
+        """Widths that the model's own constructors spell out, all divided by one number; also together with the
+        constants that repeat one of them."""
         own = tuple(x for x in self.literals if x.kind in ("built", "default"))
-        return [_Knob(own, divide=True)] if any(x.value >= _SIZE for x in own) else []
+        widths = {x.value for x in own if x.value >= _SIZE}
+        if not widths:
+            return []
+        repeated = tuple(x for x in self.literals if x.kind == "given" and x.value in widths)
+        return [_Knob(own, divide=True)] + ([_Knob((*own, *repeated), divide=True)] if repeated else [])
 
 
 def _extents(m: Measurement) -> set[int]:
