@@ -127,7 +127,7 @@ def build_arg(spec: ArgSpec, mem: Memory, rng: np.random.Generator, name: str) -
         "ones": lambda: np.ones(count),
         "arange": lambda: np.arange(count),
         "nan": lambda: np.full(count, np.nan),
-        "values": lambda: np.resize(np.array(spec.values), count),
+        "values": lambda: np.tile(np.array(spec.values), -(-count // max(len(spec.values), 1)))[:count],
     }[spec.fill]()
     return mem.upload(_encode(values, spec.dtype), name)
 

@@ -110,7 +110,7 @@ def launch(
     counters = Counters(waves=len(flat) * waves, workgroups=len(flat))
     hazards: list[Hazard] = []
     notes: list[str] = []
-    per_batch = max(options.batch_waves // waves, 1)
+    per_batch = _workgroups_per_batch(len(flat), max(options.batch_waves // waves, 1))
     try:
         with np.errstate(all="ignore"):
             for at in range(0, len(flat), per_batch):
@@ -129,6 +129,12 @@ def launch(
         len(flat) < every, program.executed(),
         list(dict.fromkeys(notes)),
     )  # fmt: skip
+
+
+def _workgroups_per_batch(workgroups: int, most: int) -> int:
+    """About `most`, in batches of equal size: a small last batch would take as many steps as a large one."""
+    batches = max(round(workgroups / most), 1)
+    return max(-(-workgroups // batches), 1)
 
 
 def _admit(kernel: KernelInfo, lds_limit: int, grid: Dim3, block: Dim3, lds_bytes: int) -> None:

@@ -16,7 +16,7 @@ from kvc.simulator.faults import Hazard, SimFault, Trap
 from kvc.simulator.memory import Buffer, Memory
 from kvc.simulator.program import Program
 from kvc.simulator.races import Lds, RaceFound
-from kvc.simulator.state import Group, join
+from kvc.simulator.state import VECTORS, Group, join
 from kvc.simulator.step import Step
 from kvc.simulator.waits import DmaTracker, Waits
 
@@ -66,6 +66,8 @@ class Batch:
         self.waits = Waits(self.options.waits)
         self.dma = DmaTracker()
         self.dma_owner = np.zeros(0, np.int32)
+        self.registers = self.program.register_numbers
+        self.register_set = sum(1 << register for register in self.registers)
         self.alive = np.full(count, self.waves_per_group)
         self.alive_total = count * self.waves_per_group
         self.rng = np.random.default_rng(self.seed)
@@ -210,7 +212,11 @@ class Machine:
                 return
 
     def _careful(self, g: Group, step: Step) -> None:
-        """The step touches a register that is outstanding or has bits never written."""
+        """The step touches a register that is shared with another group, outstanding, or has bits never written."""
+        if g.lazy & step.regs:
+            only_written = step.write_mask & ~step.read_mask
+            g.forget(only_written if g.full else only_written & ~VECTORS)
+            g.settle(step.regs)
         if g.busy & step.regs:
             try:
                 self.batch.waits.check(g, step)

@@ -13,7 +13,7 @@ from kvc.simulator.abi import KernelInfo, kernels_of
 from kvc.simulator.asm import DATA_BASE, Assembly, Instruction, parse
 from kvc.simulator.isa.table import REGISTRY
 from kvc.simulator.operands import refuse
-from kvc.simulator.state import N_VECTOR
+from kvc.simulator.state import EXEC, N_VECTOR, SCALAR_BIT
 from kvc.simulator.step import Step
 
 _REGISTER = re.compile(r"(?<![\w.$@])([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])(?![\w.$@])")
@@ -54,6 +54,7 @@ class Program:
         self.blocks: dict[int, Block] = {}
         self.targets = _branch_targets(assembly)
         self.registers = _registers(assembly)
+        self.register_numbers = _register_numbers(self.registers)
         units = [lds.access_width(ins.name) for ins in assembly.code]
         self.lds_granule = min((unit for unit in units if unit), default=4)
         self.constants: dict[str, int] = {name: DATA_BASE + at for name, at in assembly.data.items()}
@@ -146,6 +147,12 @@ def _branch_targets(assembly: Assembly) -> set[int]:
             if label in assembly.labels:
                 used.add(assembly.labels[label])
     return used
+
+
+def _register_numbers(used: Registers) -> list[int]:
+    """Numbers in the set space of the registers that a wave of this program has; SCC and EXEC are held apart."""
+    scalars = [*range(used.sgprs), *range(102, EXEC)]
+    return [*range(used.vgprs), *range(256, 256 + used.agprs), *(SCALAR_BIT + register for register in scalars)]
 
 
 def _registers(assembly: Assembly) -> Registers:

@@ -25,8 +25,11 @@ VCC, M0, EXEC = 106, 124, 126
 N_SCALAR = 128
 SCALAR_BIT = N_VECTOR  # bit of s0 in register sets
 SCC_BIT = N_VECTOR + N_SCALAR
+VECTORS = (1 << N_VECTOR) - 1  # all vector registers as a set
 
 Queue = tuple[list[Any], list[Any]]
+View = tuple[np.ndarray, np.ndarray]  # an array of registers, and the rows in it that belong to the waves of a group
+_ABSENT: Any = None  # where a register has no array yet: touching it is an error, never a wrong value
 
 
 def unpack(bits: np.ndarray) -> np.ndarray:
@@ -44,12 +47,15 @@ class Group:
     """Waves in lockstep. `waves` are indices in the batch; `R` vector and `S` scalar registers.
 
     `pmask` has a bit for each register with poisoned (never written) bits, whose bit masks are in `poison`; `busy` a
-    bit for each register with an outstanding memory operation; `watch` is their union, tested before each instruction.
+    bit for each register with an outstanding memory operation; `lazy` one for each register that is still to be read
+    from the group this one left (`views`: from where; `copies`: what was read, so that a write can be told).
+    `watch` is their union, tested before each instruction.
     """
 
     __slots__ = (
-        "R", "S", "W", "_em", "_execb", "age", "batch", "busy", "exec64", "fragments", "full", "lds_base", "masks",
-        "pairs", "pc", "pmask", "poison", "queue", "scc", "spairs", "watch", "waves", "wg",
+        "R", "S", "W", "_em", "_execb", "age", "batch", "busy", "copies", "exec64", "fragments", "full", "lazy",
+        "lds_base", "masks", "pairs", "pc", "pmask", "poison", "queue", "rows", "scc", "spairs", "views", "watch",
+        "waves", "wg",
     )  # fmt: skip
 
     def __init__(self, batch: Any, waves: np.ndarray, pc: int) -> None:
@@ -70,7 +76,11 @@ class Group:
         self.poison: dict[int, np.ndarray] = {}
         self.pmask = 0
         self.busy = 0
+        self.lazy = 0
         self.watch = 0
+        self.rows = np.arange(self.W)
+        self.views: dict[int, View] = {}
+        self.copies: dict[int, np.ndarray] = {}
         self.queue: Queue = ([], [])
         self.set_exec(np.full(self.W, ALL))
 
@@ -220,7 +230,7 @@ class Group:
         else:
             self.poison.pop(register, None)
             self.pmask &= ~(1 << register)
-        self.watch = self.pmask | self.busy
+        self.watch = self.pmask | self.busy | self.lazy
 
     def set_vector_poison(self, register: int, bits: np.ndarray | None) -> None:
         """The same for a vector register written under EXEC: inactive lanes keep what they had."""
@@ -234,34 +244,76 @@ class Group:
 
     # ---- splitting and joining
 
+    def settle(self, registers: int) -> None:
+        """Give the group its own arrays of those `registers` (a set) that it so far shares with the group it left."""
+        todo = self.lazy & registers
+        self.lazy ^= todo
+        self.watch = self.pmask | self.busy | self.lazy
+        while todo:
+            lowest = todo & -todo
+            todo ^= lowest
+            register = lowest.bit_length() - 1
+            base, rows = self.views[register]
+            own = self.copies[register] = base.take(rows, axis=0)
+            if register < SCALAR_BIT:
+                self.R[register] = own
+            else:
+                self.S[register - SCALAR_BIT] = own
+
+    def forget(self, registers: int) -> None:
+        """As `settle`, for registers about to be written as a whole: their old value is not needed."""
+        self.lazy &= ~registers
+        self.watch = self.pmask | self.busy | self.lazy
+
+    def _origins(self) -> dict[int, View]:
+        """For each register in use the array that holds it and the rows of this group's waves in it."""
+        unchanged, copies, views, R, S = self.rows, self.copies, self.views, self.R, self.S
+        out: dict[int, View] = {}
+        for register in self.batch.registers:
+            array = R[register] if register < SCALAR_BIT else S[register - SCALAR_BIT]
+            if register in views and array is copies.get(register):
+                out[register] = views[register]
+            else:
+                out[register] = (array, unchanged)
+        return out
+
     def take(self, chosen: np.ndarray) -> Group:
-        """The waves that boolean `chosen` [W] selects, as a new group at the same instruction."""
+        """The waves that boolean `chosen` [W] selects, as a new group at the same instruction.
+
+        Registers are not copied: the new group reads them from this one's arrays when it first needs them.
+        """
         other = Group.__new__(Group)
+        index = np.flatnonzero(chosen)
         other.batch = self.batch
-        other.waves = self.waves[chosen]
-        other.W = len(other.waves)
-        other.wg = self.wg[chosen]
+        other.waves = self.waves[index]
+        other.W = len(index)
+        other.wg = self.wg[index]
         other.pc = self.pc
         other.age = self.age
-        other.lds_base = self.lds_base[chosen]
-        seen: dict[int, np.ndarray] = {}
-
-        def pick(array: np.ndarray) -> np.ndarray:
-            got = seen.get(id(array))
-            if got is None:
-                got = seen[id(array)] = array[chosen]
-            return got
-
-        other.R = [pick(array) for array in self.R]
-        other.S = [pick(array) for array in self.S]
-        other.scc = self.scc[chosen]
+        other.lds_base = self.lds_base[index]
+        other.rows = np.arange(other.W)
+        composed: dict[int, np.ndarray] = {id(self.rows): index}
+        views: dict[int, View] = {}
+        for register, (array, rows) in self._origins().items():
+            known = composed.get(id(rows))
+            if known is None:
+                known = composed[id(rows)] = rows[index]
+            views[register] = (array, known)
+        other.views, other.copies = views, {}
+        other.R, other.S = [_ABSENT] * len(self.R), [_ABSENT] * len(self.S)
+        other.scc = self.scc[index]
         other.pairs, other.spairs, other.masks, other.fragments = {}, {}, {}, {}
         other.pmask = self.pmask
         other.busy = self.busy
-        other.watch = self.watch
+        other.lazy = self.batch.register_set
+        other.watch = other.pmask | other.busy | other.lazy
         other.queue = (list(self.queue[0]), list(self.queue[1]))
-        other.set_exec(self.exec64[chosen])
-        other.poison = {register: pick(bits) for register, bits in self.poison.items()}
+        other.set_exec(self.exec64[index])
+        picked: dict[int, np.ndarray] = {}
+        for bits in self.poison.values():
+            if id(bits) not in picked:
+                picked[id(bits)] = bits[index]
+        other.poison = {register: picked[id(bits)] for register, bits in self.poison.items()}
         return other
 
 
@@ -275,41 +327,90 @@ def _clean(waves: int, lanes: int) -> np.ndarray:
     return _CLEAN[waves, lanes]
 
 
-def join(groups: list[Group], merge_queues: Callable[[list[Queue]], Queue], rebuild: Callable[[Group], None]) -> Group:
-    """One group from several at the same instruction, waves in order of their index."""
-    first = groups[0]
-    out = Group.__new__(Group)
-    out.batch, out.pc, out.age = first.batch, first.pc, max(group.age for group in groups)
-    waves = np.concatenate([group.waves for group in groups])
-    order = np.argsort(waves)
-    out.waves = waves[order]
-    out.W = len(waves)
-    out.wg = np.concatenate([group.wg for group in groups])[order]
-    out.lds_base = np.concatenate([group.lds_base for group in groups])[order]
-    seen: dict[tuple[int, ...], np.ndarray] = {}
+class _Merge:
+    """Puts the rows of several groups together, waves in order of their index."""
 
-    def merge(arrays: list[np.ndarray]) -> np.ndarray:
+    def __init__(self, groups: list[Group]) -> None:
+        waves = np.concatenate([group.waves for group in groups])
+        self.order = np.argsort(waves)
+        self.waves = waves[self.order]
+        self.count = len(waves)
+        self.arrays: dict[tuple[int, ...], np.ndarray] = {}
+        self.indices: dict[tuple[int, ...], tuple[np.ndarray, bool]] = {}
+
+    def rows(self, parts: list[np.ndarray]) -> tuple[np.ndarray, bool]:
+        """Row numbers of all groups in an array that they share, and whether they count up from zero."""
+        key = tuple(map(id, parts))
+        got = self.indices.get(key)
+        if got is None:
+            every = np.concatenate(parts)[self.order]
+            got = self.indices[key] = every, bool((every == np.arange(self.count)).all())
+        return got
+
+    def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         key = tuple(map(id, arrays))
-        got = seen.get(key)
+        got = self.arrays.get(key)
         if got is None:
             if arrays[0].ndim == 2 and len({array.shape[1] for array in arrays}) > 1:
                 arrays = [np.broadcast_to(array, (array.shape[0], LANES)) for array in arrays]
             if len({array.dtype for array in arrays}) > 1:
                 arrays = [array.view(U32) for array in arrays]
-            got = seen[key] = np.concatenate(arrays)[order]
+            got = self.arrays[key] = np.concatenate(arrays).take(self.order, axis=0)
         return got
 
-    out.R = [merge(list(arrays)) for arrays in zip(*(group.R for group in groups), strict=True)]
-    out.S = [merge(list(arrays)) for arrays in zip(*(group.S for group in groups), strict=True)]
-    out.scc = merge([group.scc for group in groups])
+
+def join(groups: list[Group], merge_queues: Callable[[list[Queue]], Queue], rebuild: Callable[[Group], None]) -> Group:
+    """One group from several at the same instruction, waves in order of their index.
+
+    A register that none of them has written since they parted stays where it is; only the others are put together.
+    """
+    first = groups[0]
+    merge = _Merge(groups)
+    out = Group.__new__(Group)
+    out.batch, out.pc, out.age = first.batch, first.pc, max(group.age for group in groups)
+    out.waves, out.W = merge.waves, merge.count
+    out.rows = np.arange(out.W)
+    out.wg = merge.join([group.wg for group in groups])
+    out.lds_base = merge.join([group.lds_base for group in groups])
+    out.views, out.copies, out.lazy = {}, {}, 0
+    out.R, out.S = [_ABSENT] * len(first.R), [_ABSENT] * len(first.S)
+    _join_registers(groups, merge, out)
+    out.scc = merge.join([group.scc for group in groups])
     out.pairs, out.spairs, out.masks, out.fragments, out.poison = {}, {}, {}, {}, {}
     out.pmask = out.busy = out.watch = 0
-    out.set_exec(merge([group.exec64 for group in groups]))
+    out.set_exec(merge.join([group.exec64 for group in groups]))
     for group in groups:
         out.pmask |= group.pmask
     for register in set().union(*(group.poison for group in groups)):
         lanes = LANES if register < N_VECTOR else 0
-        out.poison[register] = merge([group.poison.get(register, _clean(group.W, lanes)) for group in groups])
+        out.poison[register] = merge.join([group.poison.get(register, _clean(group.W, lanes)) for group in groups])
     out.queue = merge_queues([group.queue for group in groups])
     rebuild(out)
     return out
+
+
+def _join_registers(groups: list[Group], merge: _Merge, out: Group) -> None:
+    """Registers of `out`, shared with an earlier group where all of `groups` still see that one's array."""
+    origins = [group._origins() for group in groups]
+    first, rest = origins[0], origins[1:]
+    for register, (base, rows) in first.items():
+        others = [origin[register] for origin in rest]
+        array: Any = _ABSENT
+        if all(other[0] is base for other in others):
+            every, counts_up = merge.rows([rows, *(other[1] for other in others)])
+            if counts_up and len(every) == len(base):
+                array = base
+            else:
+                out.views[register] = (base, every)
+                out.lazy |= 1 << register
+        else:
+            own = []
+            for group in groups:
+                if group.lazy >> register & 1:
+                    group.settle(1 << register)
+                own.append(group.R[register] if register < SCALAR_BIT else group.S[register - SCALAR_BIT])
+            array = merge.join(own)
+        if register < SCALAR_BIT:
+            out.R[register] = array
+        else:
+            out.S[register - SCALAR_BIT] = array

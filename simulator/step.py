@@ -19,7 +19,7 @@ class Step:
     """
 
     __slots__ = (
-        "executions", "in_order", "ins", "kind", "regs", "run", "sources", "stats", "taint", "targets", "write_mask",
+        "executions", "in_order", "ins", "kind", "read_mask", "regs", "run", "sources", "stats", "taint", "targets", "write_mask",
     )  # fmt: skip
 
     def __init__(
@@ -42,9 +42,8 @@ class Step:
         self.write_mask = 0
         for register in targets:
             self.write_mask |= 1 << register
-        self.regs = self.write_mask
-        for register, _ in sources:
-            self.regs |= 1 << register
+        self.read_mask = read_mask(sources)
+        self.regs = self.write_mask | self.read_mask
         self.executions = 0
         self.stats: dict[str, float] = {}
 

@@ -13,7 +13,7 @@ import numpy as np
 from kvc.simulator.faults import Trap
 from kvc.simulator.poison import register_name
 from kvc.simulator.state import Group, Queue
-from kvc.simulator.step import Step, read_mask
+from kvc.simulator.step import Step
 
 
 class Pending(NamedTuple):
@@ -89,7 +89,7 @@ class Waits:
             for entry in entries:
                 busy |= entry.registers
         g.busy = busy
-        g.watch = g.pmask | busy
+        g.watch = g.pmask | busy | g.lazy
 
     @staticmethod
     def merge(queues: list[Queue]) -> Queue:
@@ -111,7 +111,7 @@ class Waits:
 
     def check(self, g: Group, step: Step) -> None:
         """KVC0907 when the step touches a register that an outstanding operation will write."""
-        read = read_mask(step.sources)
+        read = step.read_mask
         for counter, order in ((0, "vm"), (1, "ds")):
             for entry in g.queue[counter]:
                 same = step.in_order == order and not entry.tags & _UNORDERED
