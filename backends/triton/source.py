@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import keyword
+import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,6 +20,8 @@ Knobs = tuple[tuple[str, Knob], ...]
 
 #: Knobs that go to the compiler with a launch; all others are constants of the source.
 OPTIONS = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
+WIDTH = 120  # of a line, where it can be broken
+_TAIL = re.compile(r"(\.to\([\w.]+\))*[,:]?")  # what may follow the call that is broken
 _RESERVED = frozenset(keyword.kwlist) | frozenset(keyword.softkwlist) | frozenset(HELPERS) | {
     "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "abs", "sum", "print", "len",
 }  # fmt: skip
@@ -105,11 +109,9 @@ class SourceFile:
         lines += ["", *("  " + line for line in print_kernel(self.spec).splitlines()), ""]
         for launch in self.launches:
             options = ", ".join(f"{k}={v}" for k, v in launch.options)
-            x, y, z = launch.grid
-            arguments = ", ".join(launch.args)
-            lines.append(
-                f"Launch: {launch.kernel}({arguments}) on {x * y * z} programs of {self.threads} threads, {options}"
-            )
+            call = f"{launch.kernel}({', '.join(launch.args)})"
+            text = f"Launch: {call} on {launch.grid[0]} programs of {self.threads} threads, {options}"
+            lines += textwrap.wrap(text, WIDTH - 2, subsequent_indent="  ", break_long_words=False)
         lines += [f"Scratch: {s.name} {s.dtype}[{s.numel}]" for s in self.workspace.values()]
         return [f"# {line}".rstrip() for line in lines]
 
@@ -188,11 +190,29 @@ class KernelText:
     def text(self) -> str:
         parameters = ", ".join(self._parameter[a] for a in self.arguments())
         note = [f"    # {self.comment}"] if self.comment else []
-        body = ["    " + line if line else "" for line in self.lines]
-        head = f"def {self.name}({parameters}):"
-        if len(head) > 120:
-            head = "\n".join([f"def {self.name}(", *(f"    {self._parameter[a]}," for a in self.arguments()), "):"])
-        return "\n".join(["@triton.jit", head, *note, *body])
+        body = [part for line in self.lines for part in wrapped("    " + line)]
+        return "\n".join(["@triton.jit", *wrapped(f"def {self.name}({parameters}):"), *note, *body])
+
+
+def wrapped(line: str) -> list[str]:
+    """A line of at most WIDTH characters as it is; a longer call or signature with one argument a line."""
+    open_at = line.find("(")
+    if len(line) <= WIDTH or open_at < 0:
+        return [line]
+    depth, start, close_at = 0, open_at + 1, open_at
+    pieces = []
+    for at in range(open_at, len(line)):
+        depth += (line[at] in "([{") - (line[at] in ")]}")
+        if (depth == 1 and line[at] == ",") or depth == 0:
+            pieces.append(line[start:at].strip())
+            start, close_at = at + 1, at
+        if depth == 0:
+            break
+    if not _TAIL.fullmatch(line, close_at + 1):
+        return [line]  # more than one call
+    indent = line[: len(line) - len(line.lstrip())]
+    inner = (part for piece in pieces for part in wrapped(f"{indent}    {piece},"))
+    return [line[: open_at + 1], *inner, indent + line[close_at:]]
 
 
 def kernel_name(stem: str) -> str:

@@ -152,6 +152,15 @@ def test_empty_tensors_are_left_alone() -> None:
     assert torch.equal(got["s"], torch.zeros(5))
 
 
+def test_long_names_give_wrapped_calls() -> None:
+    x, y = "activation_of_the_third_block_of_the_encoder", "output_projection_of_the_third_block_of_the_encoder"
+    text = f"kernel k({x}: bf16[m=37,k=50]) -> ({y}: bf16[m,k]) {{ {y}[m,k] = exp({x}[m,k]) }}"
+    task = Task(parse_kernel(text), arch(CHIP))
+    candidate = next(first(task).propose(task, (), (), 0))
+    assert all(len(line) <= 120 for line in candidate.source.splitlines() if not line.startswith("#"))
+    compile_candidate(candidate)
+
+
 SYMBOLIC = """kernel symbolic<m in 1..100000 hint {m}, k in 1..5000 hint {k}>(x: f32[m,k], w: f32[k])
     -> (y: f32[m,k], z: f32[m], c: f32[m,k], i: i64[m]) {{
   s: f32[m] = sum(k) x[m,k] * w[k]

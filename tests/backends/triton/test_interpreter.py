@@ -12,8 +12,8 @@ from cases import SPECS, first, spec
 from kvc.arch import arch
 from kvc.emitter import Task
 
-#: The interpreter multiplies bf16 tiles as integers, and truncates when it rounds to bf16 or f16.
-_WRONG_IN_THE_INTERPRETER = {"linear_gelu", "prologue"}
+#: The interpreter multiplies bf16 tiles as integers, and truncates when it rounds to bf16 (a recurrence amplifies it).
+_WRONG_IN_THE_INTERPRETER = {"linear_gelu", "prologue", "rnn_norm"}
 
 
 def test_interpreter_agrees_with_the_oracle() -> None:

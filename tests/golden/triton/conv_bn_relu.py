@@ -5,7 +5,8 @@
 #     y[b,o,i,j] = relu(t[b,o,i,j] * scale[o] + shift[o])
 #   }
 #
-# Launch: conv_bn_relu(x, f, scale, shift, y) on 3 programs of 128 threads, num_warps=2, num_stages=2, waves_per_eu=0, matrix_instr_nonkdim=16
+# Launch: conv_bn_relu(x, f, scale, shift, y) on 3 programs of 128 threads, num_warps=2, num_stages=2, waves_per_eu=0,
+#   matrix_instr_nonkdim=16
 
 import triton
 import triton.language as tl

@@ -6,7 +6,8 @@
 #     y[m,n] = gelu(u[m,n])
 #   }
 #
-# Launch: linear_gelu(x, w, b, y) on 15 programs of 128 threads, num_warps=2, num_stages=2, waves_per_eu=0, matrix_instr_nonkdim=16
+# Launch: linear_gelu(x, w, b, y) on 15 programs of 128 threads, num_warps=2, num_stages=2, waves_per_eu=0,
+#   matrix_instr_nonkdim=16
 
 import triton
 import triton.language as tl
