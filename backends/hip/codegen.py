@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from kvc.backends.hip.cxx import (
     AND,
@@ -23,9 +21,7 @@ from kvc.backends.hip.cxx import (
     COMPUTE_TYPE,
     EQUALITY,
     MUL,
-    RESERVED,
     UNARY,
-    Names,
     Val,
     Writer,
     convert,
@@ -35,7 +31,8 @@ from kvc.backends.hip.cxx import (
     literal,
     rounded,
 )
-from kvc.backends.hip.spelling import SPELLINGS, Helpers
+from kvc.backends.hip.spelling import SPELLINGS
+from kvc.backends.hip.unit import INT32, Kernel, Unit
 from kvc.dtypes import BOOL, F32, F64, I32, I64, DType
 from kvc.functions import COMBINES, FUNCTIONS
 from kvc.kernel import (
@@ -49,125 +46,15 @@ from kvc.kernel import (
     Load,
     Operand,
     Reduce,
-    Size,
     Stmt,
     substitute,
     walk,
 )
-from kvc.simplify import IndexAlgebra, Linear
+from kvc.simplify import Linear
 
-_INT32 = 2**31
 _INDEX_FUNCTIONS = frozenset({"add", "sub", "mul", "floordiv", "mod", "neg", "minimum", "maximum"})
 UNROLL_POINTS = 32  # inlined reductions up to this many points are unrolled
 SERIAL_POINTS = 128  # longer sums in one thread carry their rounding error along
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor in memory: the pointer's name, the element type, and strides in elements."""
-
-    pointer: str
-    dtype: DType
-    dims: tuple[str, ...]
-    strides: tuple[Expr, ...]
-    span: int  # elements between the first and one past the last that an index can reach
-    argument: str  # the operand or scratch buffer, as launches name it
-
-
-@dataclass
-class Unit:
-    """One source file being written: what its kernels share."""
-
-    spec: KernelSpec
-    helpers: Helpers = field(default_factory=Helpers)
-    constants: dict[str, str] = field(default_factory=dict)  # `constexpr int NAME = value;` lines, by name
-
-    def extent(self, axis: str) -> str:
-        """The size of an axis as C++: a named constant, or the kernel's parameter where it is symbolic."""
-        size = self.spec.size[axis].size
-        if size is None:
-            return extent_parameter(axis)
-        name = f"{axis.upper()}_SIZE"
-        self.constants.setdefault(name, f"constexpr {'int' if size < _INT32 else 'long long'} {name} = {size};")
-        return name
-
-
-def extent_parameter(axis: str) -> str:
-    """The kernel parameter that holds the extent of a symbolic axis."""
-    return f"{axis}_size"
-
-
-class Kernel:
-    """One `__global__` function being written: its names, its buffers, its axes and its lines."""
-
-    def __init__(self, unit: Unit, buffers: dict[str, Buffer], wide: bool, readable: Iterable[str] = ()) -> None:
-        self.unit = unit
-        self.spec = unit.spec
-        self.helpers = unit.helpers
-        self.buffers = buffers
-        self.readable = frozenset(readable)  # tensors that are complete in memory; others are computed here
-        self.wide = wide  # 64-bit index arithmetic
-        self.writer = Writer(1)
-        self.sizes: dict[str, Size] = dict(unit.spec.size)
-        self.algebra = IndexAlgebra(self.sizes)
-        taken = {b.pointer for b in buffers.values()} | {extent_parameter(s.name) for s in unit.spec.sizes}
-        # Loop variables with one-letter names are common in specs too; only the schedules that use them claim them.
-        self.names = Names(taken | {name for name in RESERVED if len(name) > 1})
-        self.axis_text: dict[str, str] = {}
-        self.used: dict[str, None] = {}  # tensors whose buffers it touches
-
-    @property
-    def index_type(self) -> str:
-        return "long long" if self.wide else "int"
-
-    def axis(self, stem: str, extent: int | None, text: str = "") -> Axis:
-        """A fresh loop axis (a C++ index variable of that name, or `text`); extent None: of unknown size."""
-        is_own = stem in RESERVED and stem not in self.axis_text.values()
-        name = stem if is_own else self.names.fresh(stem)
-        self.names.taken.add(name)
-        key = name if name not in self.unit.spec.size else f"{name}#"
-        self.sizes[key] = Size(key, extent) if extent is not None else Size(key, None, 0, 2**62)
-        self.axis_text[key] = text or name
-        return Axis(key)
-
-    @contextmanager
-    def dry(self) -> Iterator[None]:
-        """Emission inside leaves no trace: a rehearsal, to learn what a body will read."""
-        saved = self.writer, self.names, self.unit, self.helpers
-        sizes, texts, used = dict(self.sizes), dict(self.axis_text), dict(self.used)
-        self.writer, self.names = Writer(), Names(self.names.taken)
-        self.unit = Unit(self.spec)
-        self.helpers = self.unit.helpers
-        try:
-            yield
-        finally:
-            self.writer, self.names, self.unit, self.helpers = saved
-            self.axis_text, self.used = texts, used
-            self.sizes.clear()
-            self.sizes.update(sizes)
-
-    @contextmanager
-    def local_names(self) -> Iterator[None]:
-        """Names taken inside are free again after: a block that nothing outside refers to."""
-        names, texts = self.names, dict(self.axis_text)
-        self.names = Names(names.taken)
-        try:
-            yield
-        finally:
-            self.names, self.axis_text = names, texts
-
-    def split(self, flat: Expr, axes: tuple[str, ...]) -> dict[str, Expr]:
-        """Axes of a row-major domain as expressions of its flat index; the first one takes what is left over."""
-        point: dict[str, Expr] = {}
-        step = 1
-        for n, name in reversed(list(enumerate(axes))):
-            size = self.spec.size[name].size
-            assert size is not None
-            quotient = flat if step == 1 else Call("floordiv", (flat, Const(step)))
-            index = quotient if n == 0 else Call("mod", (quotient, Const(size)))
-            point[name] = self.algebra.index(index) if size != 1 else Const(0)
-            step *= size
-        return point
 
 
 class Scope:
@@ -400,7 +287,7 @@ class Scope:
         for node in walk(expr):
             if is_index(node):
                 low, high = self.kernel.algebra.interval(node)
-                if (low < -_INT32 or high >= _INT32) and not math.isinf(low) and not math.isinf(high):
+                if (low < -INT32 or high >= INT32) and not math.isinf(low) and not math.isinf(high):
                     return True
         return False
 
@@ -413,7 +300,7 @@ class Scope:
                 return convert(Val(self.kernel.axis_text[name], native), of)
             case Extent(name):
                 size = self.spec.size[name].size
-                native = I64 if size is None or size >= _INT32 else I32
+                native = I64 if size is None or size >= INT32 else I32
                 return convert(Val(self.kernel.unit.extent(name), native), of)
             case Call("floordiv" | "mod" as fn, (a, b)):
                 low, _ = self.kernel.algebra.interval(a)
@@ -422,6 +309,9 @@ class Scope:
                 if positive and low >= 0:
                     return infix("/" if fn == "floordiv" else "%", *args, MUL, of)
                 return self.kernel.helpers.call("floor_div" if fn == "floordiv" else "floor_mod", args, of)
+            case Call("add", (Call("mul", (a, Const(int(factor)))), b)) if factor < 0:
+                positive_part = a if factor == -1 else Call("mul", (a, Const(-factor)))
+                return self._index(Call("sub", (b, positive_part)), of)
             case Call(fn, args) if fn in _INDEX_FUNCTIONS:
                 return SPELLINGS[fn](self.kernel.helpers, tuple(self._index(a, of) for a in args), of)
         return convert(self.value(expr), of)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvc.backends.hip.codegen import Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.lanes import MAX_PACK_BYTES, Lanes, Stores, for_each_lane, rehearse
 from kvc.backends.hip.source import (
     VERSION,
@@ -17,6 +17,7 @@ from kvc.backends.hip.source import (
     needs_wide,
     operand_buffers,
 )
+from kvc.backends.hip.unit import Kernel, Unit
 from kvc.emitter import Candidate, Space, Support, Task
 from kvc.kernel import Expr, KernelSpec, Stmt
 from kvc.patterns import Pointwise, Window, match_pointwise, match_window

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc.arch import ArchSpec, MatrixShape
-from kvc.backends.hip.codegen import Buffer, Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
 from kvc.backends.hip.lanes import Lanes, Stores
 from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operand_buffers
 from kvc.backends.hip.tiles import LANES, Side, Tile, access_of, declare_batch, operand_dtype
+from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BF16, F16, F32, DType
 from kvc.emitter import Candidate, Knob, Scratch, Task
 from kvc.kernel import Axis, Expr, KernelSpec, Load, Stmt

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kvc.backends.hip.codegen import Buffer, Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, convert, identifier, identity, to_storage
 from kvc.backends.hip.recurrence import LoopWriter
 from kvc.backends.hip.source import (
@@ -26,6 +26,7 @@ from kvc.backends.hip.source import (
     operand_buffers,
 )
 from kvc.backends.hip.spelling import SPELLINGS
+from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BOOL, F32, I32, I64, DType
 from kvc.emitter import Candidate, Scratch, Space, Support, Task
 from kvc.functions import COMBINES

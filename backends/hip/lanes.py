@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvc.backends.hip.codegen import Kernel, Scope
+from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import STORAGE_TYPE, Val, from_storage, to_storage
 from kvc.backends.hip.source import PACK
+from kvc.backends.hip.unit import Kernel
 from kvc.kernel import Axis, Const, Expr, Load, Stmt, substitute, walk
 from kvc.simplify import Linear
 

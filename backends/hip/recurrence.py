@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvc.backends.hip.codegen import Accumulator, Buffer, Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Accumulator, Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, convert, identifier, to_storage
 from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import F32, F64
 from kvc.emitter import Candidate, Knob, Scratch, Space, Support, Task
 from kvc.kernel import Axis, Const, Expr, KernelSpec, Load, Loop, Reduce, Stmt, axes_of, contiguous, substitute

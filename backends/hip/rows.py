@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvc.backends.hip.codegen import Accumulator, Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Accumulator, Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val
 from kvc.backends.hip.lanes import Lanes, Stores, for_each_lane, rehearse
 from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.unit import Kernel, Unit
 from kvc.emitter import Candidate, Knob, Space, Support, Task
-from kvc.kernel import KernelSpec, Load, Reduce, Stmt, walk
+from kvc.kernel import Axis, KernelSpec, Load, Reduce, Stmt, walk
 from kvc.patterns import Rows, match_rows
 
 HELD_REGISTERS = 64  # 32-bit registers a thread for values that stay between walks
@@ -102,6 +103,8 @@ class RowsEmitter:
         pattern = match_rows(spec)
         assert isinstance(pattern, Rows)
         length, rows = domain_size(spec, pattern.inner), domain_size(spec, pattern.outer)
+        # Where neighbouring rows are neighbours in memory, a thread had better keep a row to itself.
+        spread = 2.0 if _runs_across(spec, pattern) else 0.0
         found: list[tuple[float, Knobs]] = []
         for width in row_widths(spec, pattern, length):
             chunks = length // width
@@ -115,7 +118,13 @@ class RowsEmitter:
                 block = threads if threads > arch.wave_size else min(256, arch.max_threads)
                 idle = items * threads / chunks - 1
                 machine = rows * threads / (arch.cu_count * arch.wave_size * arch.simds_per_cu)
-                cost = abs(math.log2(items * width / 8)) + idle + max(0.0, -math.log2(machine)) - 0.5 * math.log2(width)
+                cost = (
+                    abs(math.log2(items * width / 8))
+                    + idle
+                    + spread * math.log2(threads)
+                    + max(0.0, -math.log2(machine))
+                    - 0.5 * math.log2(width)
+                )
                 setting: tuple[tuple[str, Knob], ...] = (("BLOCK", block), ("ROW_THREADS", threads), ("WIDTH", width))
                 found.append((cost, setting))
         return Space(tuple(setting for _, setting in sorted(found, key=lambda f: f[0])))
@@ -124,6 +133,19 @@ class RowsEmitter:
         pattern = match_rows(task.spec)
         assert isinstance(pattern, Rows)
         yield _RowKernel(task, pattern, dict(knobs)).candidate(self.name, self.schedule, knobs)
+
+
+def _runs_across(spec: KernelSpec, pattern: Rows) -> bool:
+    """Whether some operand is contiguous from row to row, and not along the row."""
+    scope = Scope(Kernel(Unit(spec), operand_buffers(spec), False, (o.name for o in spec.inputs)), {})
+    outer, inner = ([a for a in axes if spec.extent(a) > 1][-1:] for axes in (pattern.outer, pattern.inner))
+    if not outer or not inner:
+        return False
+    for load in (load for s in spec.body for load in s.loads() if load.tensor in scope.kernel.readable):
+        steps = scope.kernel.algebra.linear(scope.offset(load.tensor, load.index)).coefficients
+        if steps.get(Axis(outer[0])) == 1 and steps.get(Axis(inner[0]), 0) > 1:
+            return True
+    return False
 
 
 def row_widths(spec: KernelSpec, pattern: Rows, length: int) -> list[int]:

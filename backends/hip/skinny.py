@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvc.backends.hip.codegen import Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, rounded
 from kvc.backends.hip.lanes import Lanes, Stores, read_shared, rehearse
 from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.unit import Kernel, Unit
 from kvc.emitter import Candidate, Space, Support, Task
 from kvc.kernel import Axis, Expr, KernelSpec, Load
 from kvc.patterns import Contraction, match_contraction
@@ -23,7 +24,7 @@ MIN_DEPTH = 64  # below it a wave has nothing to share
 
 
 class SkinnyEmitter:
-    """Knobs: WAVES, waves (and so rows of the long side) a workgroup; WIDTH, consecutive depths a lane."""
+    """Knobs: THREADS a workgroup, a wave for each row of the long side; WIDTH, consecutive depths a lane."""
 
     name = "hip.skinny"
     version = VERSION
@@ -64,14 +65,16 @@ class SkinnyEmitter:
         assert isinstance(pattern, Contraction)
         depth = domain_size(spec, pattern.k)
         widths = [w for w in (8, 4, 2, 1) if depth % w == 0 and _moves_packs(spec, pattern, w)]
-        waves = [w for w in (4, 8, 2, 16, 1) if w * task.arch.wave_size <= task.arch.max_threads]
-        return Space(tuple((("WAVES", n), ("WIDTH", w)) for w in widths for n in waves))
+        threads = [
+            n * task.arch.wave_size for n in (4, 8, 2, 16, 1) if n * task.arch.wave_size <= task.arch.max_threads
+        ]
+        return Space(tuple((("THREADS", n), ("WIDTH", w)) for w in widths for n in threads))
 
     def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
         pattern = match_contraction(task.spec)
         assert isinstance(pattern, Contraction)
         setting = dict(knobs)
-        kernel = _Skinny(task, pattern, int(setting["WAVES"]), int(setting["WIDTH"]))
+        kernel = _Skinny(task, pattern, int(setting["THREADS"]), int(setting["WIDTH"]))
         yield kernel.candidate(self.name, self.schedule, knobs)
 
 
@@ -130,8 +133,8 @@ class _Plan:
 class _Skinny:
     """One candidate in the making."""
 
-    def __init__(self, task: Task, pattern: Contraction, waves: int, width: int) -> None:
-        self.task, self.spec, self.pattern, self.waves, self.width = task, task.spec, pattern, waves, width
+    def __init__(self, task: Task, pattern: Contraction, threads: int, width: int) -> None:
+        self.task, self.spec, self.pattern, self.threads, self.width = task, task.spec, pattern, threads, width
         self.file = File(task, Unit(task.spec))
         self.plan = _Plan(task.spec, pattern, width, self.file.unit)
         self.type = pattern.stmt.dtype.compute
@@ -140,9 +143,9 @@ class _Skinny:
         plan = self.plan
         kernel, writer, kind = plan.kernel, plan.kernel.writer, plan.kernel.index_type
         self.file.head += [
-            f"constexpr int WAVES = {self.waves};  // of a workgroup, each with one row of the long side",
+            f"constexpr int THREADS = {self.threads};  // threads a workgroup",
+            "constexpr int WAVES = THREADS / KVC_WAVE_SIZE;  // each with one row of the long side",
             f"constexpr int WIDTH = {self.width};  // consecutive depths a lane",
-            "constexpr int THREADS = WAVES * KVC_WAVE_SIZE;",
             f"constexpr {kind} LONG = {plan.long};  // rows of the long side",
             f"constexpr int SHORT = {plan.short};  // rows of the short side",
             f"constexpr {kind} CHUNKS = {plan.chunks};  // of WIDTH depths",
@@ -156,15 +159,14 @@ class _Skinny:
         if plan.batches > 1:
             writer.line(f"const {kind} {batch} = task / LONG;")
         tasks = plan.long * plan.batches
-        if tasks % self.waves:
-            writer.line(f"if (task >= LONG{f' * {plan.batches}' if plan.batches > 1 else ''}) return;")
+        writer.line(f"if (task >= LONG{f' * {plan.batches}' if plan.batches > 1 else ''}) return;")
         writer.line(f"{COMPUTE_TYPE[self.type.name]} acc[SHORT] = {{}};")
         self._sum()
         self._combine()
         self._finish()
         outputs = [o.name for o in self.spec.outputs]
-        threads = self.waves * self.task.arch.wave_size
-        self.file.add(kernel, self.spec.name, (-(-tasks // self.waves),), threads, outputs, "THREADS")
+        waves = self.threads // self.task.arch.wave_size
+        self.file.add(kernel, self.spec.name, (-(-tasks // waves),), self.threads, outputs, "THREADS")
         return self.file.candidate(emitter, schedule, knobs)
 
     def _sum(self) -> None:

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvc.backends.hip.codegen import Buffer, Kernel, Unit, extent_parameter
 from kvc.backends.hip.cxx import RESERVED, STORAGE_TYPE, identifier
 from kvc.backends.hip.toolchain import PROLOGUE
+from kvc.backends.hip.unit import Buffer, Kernel, Unit, extent_parameter
 from kvc.dtypes import DType
 from kvc.emitter import Candidate, Knob, Launch, Origin, Scratch, Task
 from kvc.kernel import Call, Const, Expr, Extent, KernelSpec, Load

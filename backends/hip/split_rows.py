@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvc.backends.hip.codegen import Accumulator, Buffer, Kernel, Scope, Unit
+from kvc.backends.hip.codegen import Accumulator, Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val
 from kvc.backends.hip.lanes import Lanes, Stores, for_each_lane
 from kvc.backends.hip.rows import ROW_REDUCE, Phase, RowsEmitter, Walk, row_widths
 from kvc.backends.hip.source import VERSION, File, Knobs, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.emitter import Candidate, Scratch, Space, Support, Task
 from kvc.kernel import Load, Reduce, Stmt
 from kvc.patterns import Rows, match_rows

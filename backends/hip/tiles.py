@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvc.backends.hip.codegen import Kernel, Scope
+from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import STORAGE_TYPE, literal, to_storage
 from kvc.backends.hip.lanes import MAX_PACK_BYTES, Lanes, pack_type
 from kvc.backends.hip.source import domain_size
+from kvc.backends.hip.unit import Kernel
 from kvc.dtypes import DType
 from kvc.kernel import Axis, Cast, Expr, KernelSpec, Load, Size, loads
 

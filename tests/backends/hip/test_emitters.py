@@ -76,6 +76,12 @@ ROWS = {
       v: f32[c] = sum(b,h,w) (x[b,c,h,w] - s[c] / 90.0) * (x[b,c,h,w] - s[c] / 90.0)
       y[b,c,h,w] = (x[b,c,h,w] - s[c] / 90.0) * rsqrt(v[c] / 90.0) * g[c]
     }""",
+    "channels": """kernel channels(x: f32[b=2,c=19,h=70]) -> (y: f32[b,c,h]) {
+      mx: f32[b,h] = max(c) x[b,c,h]
+      e: f32[b,c,h] = exp(x[b,c,h] - mx[b,h])
+      s: f32[b,h] = sum(c) e[b,c,h]
+      y[b,c,h] = e[b,c,h] / s[b,h]
+    }""",
     "argmax": """kernel best(x: f32[m=6,k=77]) -> (y: i64[m], z: bool[m], w: i64[m]) {
       y[m] = argmax(k where k > 2) x[m,k]
       z[m] = any(k) x[m,k] > 2.5
@@ -93,10 +99,10 @@ ROWS = {
 }  # fmt: skip
 
 LONG_ROWS = {
-    "statistics": """kernel statistics(x: f16[b=3,c=2,h=101,w=96], g: f32[c]) -> (y: f16[b,c,h,w], s: f32[c]) {
+    "statistics": """kernel statistics(x: f16[b=1,c=2,h=97,w=96], g: f32[c]) -> (y: f16[b,c,h,w], s: f32[c]) {
       s[c] = sum(b,h,w) x[b,c,h,w]
-      v: f32[c] = sum(b,h,w) (x[b,c,h,w] - s[c] / 29088.0) * (x[b,c,h,w] - s[c] / 29088.0)
-      y[b,c,h,w] = (x[b,c,h,w] - s[c] / 29088.0) * rsqrt(v[c] / 29088.0) * g[c]
+      v: f32[c] = sum(b,h,w) (x[b,c,h,w] - s[c] / 9312.0) * (x[b,c,h,w] - s[c] / 9312.0)
+      y[b,c,h,w] = (x[b,c,h,w] - s[c] / 9312.0) * rsqrt(v[c] / 9312.0) * g[c]
     }""",
     "loss": """kernel loss(x: f32[m=120,k=177], z: f32[m,k]) -> (y: f32[], a: bool[], mx: bf16[]) {
       s: f32[] = sum(m,k) (x[m,k] - z[m,k]) * (x[m,k] - z[m,k])
@@ -186,7 +192,11 @@ CASES = [
     *(("hip.split_rows", LONG_ROWS[n]) for n in LONG_ROWS),
     *(("hip.contraction", CONTRACTIONS[n]) for n in CONTRACTIONS),
     *(("hip.skinny", SKINNY[n]) for n in SKINNY),
-    *(("hip.generic", text) for group in (POINTWISE, WINDOWS, ROWS, SKINNY, GENERIC) for text in group.values()),
+    *(("hip.generic", POINTWISE[n]) for n in ("two_outputs", "concat", "strided", "in_place")),
+    *(("hip.generic", ROWS[n]) for n in ("argmax", "gathered", "total")),
+    ("hip.generic", WINDOWS["depthwise"]),
+    ("hip.generic", SKINNY["decode_odd"]),
+    *(("hip.generic", GENERIC[n]) for n in GENERIC),
 ]
 IDS = [f"{name.removeprefix('hip.')}-{text.split('(')[0].split('<')[0].split()[1]}" for name, text in CASES]
 
@@ -229,6 +239,12 @@ def test_every_width(name: str, text: str) -> None:
     assert 8 in widths and 1 in widths
     for setting in widths.values():
         verify(emit(text, name, GFX, setting), text)
+
+
+def test_rows_across_memory() -> None:
+    """Where rows lie side by side, each thread takes one, so that a wave reads whole cache lines."""
+    assert dict(emit(ROWS["channels"], "hip.rows", GFX).knobs)["ROW_THREADS"] == 1
+    assert dict(emit(ROWS["softmax"], "hip.rows", GFX).knobs)["ROW_THREADS"] >= 64
 
 
 def test_streaming_rows() -> None:
@@ -289,6 +305,41 @@ def test_every_size_has_a_tiling(dtype: str) -> None:
             task = Task(spec_of(text), arch(gfx))
             assert emitter("hip.contraction").supports(task).ok
             assert emitter("hip.contraction").space(task).configurations, (m, n, k)
+
+
+WIDE = {
+    "hip.pointwise": "kernel far(x: f32[m=64,k=64] strides(100000000,1)) -> (y: f32[m,k]) { y[m,k] = x[m,k] * 2.0 }",
+    "hip.rows": "kernel far(x: f32[m=64,k=64] strides(100000000,1)) -> (y: f32[m]) { y[m] = sum(k) x[m,k] }",
+    "hip.contraction": """kernel far(x: f16[m=64,k=64] strides(100000000,1), w: f16[n=64,k]) -> (y: f16[m,n]) {
+      y[m,n] = sum(k) x[m,k] * w[n,k]
+    }""",
+    "hip.skinny": """kernel far(x: f16[m=64,k=64] strides(100000000,1), w: f16[n=2,k]) -> (y: f16[m,n]) {
+      y[m,n] = sum(k) x[m,k] * w[n,k]
+    }""",
+    "hip.generic": """kernel far(x: f32[m=64,k=64] strides(100000000,1)) -> (y: f32[m,k], i: i64[m,k]) {
+      y[m,k] = scan sum(k reverse) x[m,k]
+      i[m,k] = argsort(k) x[m,k]
+    }""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WIDE))
+def test_offsets_beyond_32_bits(name: str) -> None:
+    """Operands that reach further than 2^31 elements are indexed in 64 bits."""
+    candidate = emit(WIDE[name], name, GFX)
+    assert "long long" in candidate.source
+    TARGET.compile(candidate)
+
+
+def test_empty_domains() -> None:
+    text = """kernel empty(x: f32[m=0,k=5], z: f32[n=4,j=0]) -> (y: f32[m,k], s: f32[n], t: f32[n]) {
+      y[m,k] = x[m,k] + 1.0
+      s[n] = sum(j) z[n,j]
+      t[n] = max(j) z[n,j]
+    }"""
+    candidate = emit(text, "hip.generic", GFX)
+    assert len(candidate.launches) == 2
+    verify(candidate, text)
 
 
 def test_order_of_emitters() -> None:

@@ -5,7 +5,7 @@
 //   y[m,n] = t[m,n] + b[n]
 // }
 //
-// Written by kvc, emitter hip.skinny 1; WAVES=4, WIDTH=8.
+// Written by kvc, emitter hip.skinny 1; THREADS=256, WIDTH=8.
 // Launch: decode(q, k, b, y), grid 13 x 1 x 1, block 256 x 1 x 1.
 
 #include <hip/hip_runtime.h>
@@ -19,9 +19,9 @@
 #endif
 #endif
 
-constexpr int WAVES = 4;  // of a workgroup, each with one row of the long side
+constexpr int THREADS = 256;  // threads a workgroup
+constexpr int WAVES = THREADS / KVC_WAVE_SIZE;  // each with one row of the long side
 constexpr int WIDTH = 8;  // consecutive depths a lane
-constexpr int THREADS = WAVES * KVC_WAVE_SIZE;
 constexpr int LONG = 50;  // rows of the long side
 constexpr int SHORT = 3;  // rows of the short side
 constexpr int CHUNKS = 50;  // of WIDTH depths
