@@ -423,8 +423,9 @@ def main() -> NoReturn:
     """Entry point of the `kvc` command."""
     sys.excepthook = _internal_error
     signal.signal(signal.SIGTERM, _terminated)
+    command = typer.main.get_command(app)  # calling `app` itself would install typer's own hook
     try:
-        app()
+        command(prog_name="kvc")
     except BrokenPipeError:  # the reader of our output has gone
         os._exit(0)
     sys.exit(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -207,8 +208,7 @@ class _Writer:
                     args.append(self.scratch_region(*scratch[name]))
                 else:
                     args.append(self.expr[bound[name]])
-            constant = self.kernel(step.kernel, number)
-            self.body.append(f"_launch({constant}, call, ({', '.join(args)}{',' if len(args) == 1 else ''}))")
+            self.body += _call_lines(self.kernel(step.kernel, number), args)
 
     def scratch_region(self, offset: int, nbytes: int) -> str:
         key = f"#{offset}+{nbytes}"
@@ -291,6 +291,15 @@ class _Writer:
         for target, value in graph.mutations:
             self.body.append(f"{self.expr[target]}.copy_({self.tensor(value)})")
         return self.interface.result.format(*(self.tensor(value) for value in graph.outputs))
+
+
+def _call_lines(constant: str, args: list[str]) -> list[str]:
+    """A launch as source lines of at most 112 characters."""
+    line = f"_launch({constant}, call, ({', '.join(args)}{',' if len(args) == 1 else ''}))"
+    if len(line) <= 112:
+        return [line]
+    rows = textwrap.wrap(", ".join(args), 100, break_long_words=False, break_on_hyphens=False)
+    return [f"_launch({constant}, call, (", *("    " + row for row in rows), "))"]
 
 
 def _quoted(expression: str) -> str:

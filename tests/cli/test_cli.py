@@ -179,6 +179,13 @@ def test_ir_prints_both_levels(kvc: Run, tiny: Path) -> None:
     assert kernels.code == 0 and kernels.out.startswith("kernel ")
 
 
+def test_a_bug_of_ours_is_no_verdict_and_no_traceback() -> None:
+    code = "import kvc.commands as c; c.run_arch = lambda name: 1 / 0; from kvc.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "arch"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "internal error: ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_debug_lets_the_traceback_through(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from kvc.cli import main; main()", "translate", "nowhere.py"],
