@@ -43,9 +43,9 @@ class Budget:
     """What a reduced problem may cost: multiply-adds, elements read and written by operators, and bytes of state,
     inputs and the largest result. `trials` bounds the search; problems of many operators get fewer."""
 
-    macs: int = 50_000_000
-    elements: int = 6_000_000
-    bytes: int = 8_000_000
+    macs: int = 20_000_000
+    elements: int = 2_000_000
+    bytes: int = 4_000_000
     trials: int = 400
 
     def load(self, m: Measurement) -> float:
@@ -177,12 +177,15 @@ class _Search:
         values = {x: x.value for x in self.literals}
         if self.load(values) <= 1.0:
             return values
-        values = self.lowered(values, self.knobs("given"))
-        if self.load(values) > 1.0:
-            self.limit += self.limit // 2
-            self.stuck.clear()
-            values = self.lowered(values, [*self.knobs("given"), *self.knobs("default"), *self.built()])
-        return values
+        given = self.lowered(values, self.knobs("given"))
+        further = [*self.knobs("default"), *self.built()]
+        if self.load(given) <= 1.0 or not further:
+            return given
+        # Afresh: what the constructors fix is lowered along with the rest, not after it.
+        self.limit += self.trials
+        self.stuck.clear()
+        wider = self.lowered(values, [*self.knobs("given"), *further])
+        return min(given, wider, key=lambda v: max(self.load(v), 1.0))
 
     def lowered(self, values: Values, knobs: list[_Knob]) -> Values:
         """Greedy descent: into the budget by the moves that lose the least coverage for what they save, then further
