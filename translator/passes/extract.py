@@ -8,7 +8,23 @@ from itertools import pairwise
 
 from kvc.canonical import axis_order, rename
 from kvc.check import RESERVED
-from kvc.kernel import Axis, Call, Const, Expr, KernelSpec, Load, Operand, Reduce, Size, Stmt, transform, walk
+from kvc.kernel import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    KernelSpec,
+    Load,
+    Operand,
+    Order,
+    Reduce,
+    Scan,
+    Scatter,
+    Size,
+    Stmt,
+    transform,
+    walk,
+)
 from kvc.passes.align import Alignment, operand_of, rename_axes
 from kvc.passes.inline import drop_dead, used_sizes
 from kvc.simplify import IndexAlgebra, in_bounds, simplify_indices
@@ -33,7 +49,7 @@ def extract(whole: KernelSpec, targets: Sequence[str], outputs: Sequence[str], n
         spec = join_digits(spec, [alignment.name(d) for d in digits])
     spec = simplify_indices(spec)
     spec = used_sizes(tidy_inputs(spec))
-    return name_axes(spec, alignment.stems) if name else spec
+    return name_axes(coalesce(spec), alignment.stems) if name else spec
 
 
 def own_dims(operand: Operand) -> Operand:
@@ -130,6 +146,18 @@ def _dims_by_readers(sizes: dict[str, Size], dims: list[str], columns: list[list
     return tuple(named)
 
 
+def coalesce(spec: KernelSpec) -> KernelSpec:
+    """The spec with adjacent axes as one wherever all accesses allow it: a linear layer over [batch, sequence, k] is a
+    product of two matrices, and a pointwise kernel runs over flat memory."""
+    for stmt in spec.body:
+        for axes in (stmt.axes, stmt.inner_axes):
+            for high, low in pairwise(axes):
+                joined = _join(spec, high, low)
+                if joined is not None:
+                    return coalesce(joined)
+    return spec
+
+
 def join_digits(spec: KernelSpec, digits: list[str]) -> KernelSpec:
     """Adjacent digits of a split axis as one axis again, where nothing tells them apart."""
     digits = [d for d in digits if d in spec.size]
@@ -145,6 +173,7 @@ def _join(spec: KernelSpec, high: str, low: str) -> KernelSpec | None:
     step, outer = spec.size[low].size, spec.size[high].size
     if step is None or outer is None:
         return None
+    spec = _with_own_dims(spec, high, low)
     parts: dict[str, Expr] = {
         high: Call("floordiv", (Axis(low), Const(step))),
         low: Call("mod", (Axis(low), Const(step))),
@@ -155,11 +184,21 @@ def _join(spec: KernelSpec, high: str, low: str) -> KernelSpec | None:
         used = [a for a in axes if a in (high, low)]
         return bool(used) and (high, low) not in pairwise(axes)
 
+    def bound(s: Stmt) -> bool:
+        """Whether a statement needs one of the two as it is: to step, scan, sort or scatter along it."""
+        if isinstance(s.over, Scan | Order) and s.over.axis in (high, low):
+            return True
+        if isinstance(s.over, Scatter) and {high, low} & {*s.axes, *s.over.axes}:
+            return True
+        return s.loop is not None and s.loop.axis in (high, low)
+
     def without(axes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(a for a in axes if a != high)
 
     joined_dims = {s.target: s.axes for s in spec.body if high in s.axes}
-    if any(apart(s.axes) or apart(s.inner_axes) for s in spec.body):
+    if any(apart(s.axes) or apart(s.inner_axes) or bound(s) for s in spec.body):
+        return None
+    if any(r.other is not None and r.tensor in joined_dims for s in spec.body for r in s.loads()):
         return None
 
     def visit(expr: Expr) -> Expr:
@@ -188,7 +227,21 @@ def _join(spec: KernelSpec, high: str, low: str) -> KernelSpec | None:
     sizes[low] = Size(low, step * outer)
     del sizes[high]
     joined = simplify_indices(replace(spec, sizes=tuple(sizes.values()), outputs=tuple(outputs), body=tuple(body)))
-    return None if _digits_of(joined, low) else joined
+    joined = tidy_inputs(joined)
+    return None if _digits_of(joined, low) else used_sizes(joined)
+
+
+def _with_own_dims(spec: KernelSpec, high: str, low: str) -> KernelSpec:
+    """The spec with dims of inputs that are named after one of two axes under names of their own."""
+    sizes = dict(spec.size)
+
+    def own(operand: Operand) -> Operand:
+        names = {d: f"{d}.{operand.name}" for d in operand.dims if d in (high, low)}
+        sizes.update({new: replace(sizes[old], name=new) for old, new in names.items()})
+        return replace(operand, dims=tuple(names.get(d, d) for d in operand.dims))
+
+    inputs = tuple(own(o) for o in spec.inputs)
+    return replace(spec, inputs=inputs, sizes=tuple(sizes.values()))
 
 
 def _digits_of(spec: KernelSpec, axis: str) -> int:
