@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from dataclasses import dataclass
+from math import gcd, prod
 from typing import Any
 
 from kvc.builder import Builder, Tensor
@@ -84,6 +85,51 @@ def _unbatched(k: Builder, fn: Callable[..., Tensor], x: Tensor, *rest: Any) -> 
     return k.define(y.dtype, axes, y[(Const(0), *axes)])
 
 
+@dataclass(frozen=True)
+class _Gather:
+    """One spatial dim of a transposed convolution: `axes` of the result, the window axis that is summed over, where
+    x and w are read, under which condition (None: always), and `place`: where output position p lies in the result."""
+
+    axes: tuple[Axis, ...]
+    window: Axis
+    x: Expr
+    w: Expr
+    condition: Expr | None
+    place: Callable[[Expr], tuple[Expr, ...]]
+
+
+def _gather_dim(k: Builder, extent: int, size: int, stride: int, padding: int, dilation: int) -> _Gather:
+    """Output p gets w[r] from x[(p + padding - dilation r) / stride] for the r that make the quotient exact.
+
+    Where stride and dilation share no factor, those r are every stride-th: p + padding = stride q + phase, r = first +
+    stride t with first = phase / dilation (mod stride). Summing over t for each (q, phase) wastes no term and leaves a
+    plain contraction. Otherwise all r are tried under the condition.
+    """
+    if stride > 1 and gcd(stride, dilation) == 1:
+        q, phase = k.axis((extent - 1 + padding) // stride + 1, "q"), k.axis(stride, "p")
+        step = k.axis(-(-size // stride), "r")
+        inverse = pow(dilation, -1, stride)
+        first: Expr = phase if inverse == 1 else phase * inverse % stride
+        back: Expr = step if dilation == 1 else step * dilation
+        source = q - back
+        if dilation != 1:
+            source = source + (phase - first * dilation) // stride
+        r = first + step * stride
+        # Past the window's end nothing is read, so that an infinite x does not meet a zero weight.
+        condition = call("lt", r, size) if size % stride else None
+        return _Gather((q, phase), step, source, r, condition, lambda p: _divided(p, padding, stride))
+    point, window = k.axis(extent, "i"), k.axis(size, "r")
+    reach = point + padding - (window * dilation if dilation != 1 else window)
+    if stride == 1:
+        return _Gather((point,), window, reach, window, None, lambda p: (p,))
+    return _Gather((point,), window, reach // stride, window, call("eq", reach % stride, 0), lambda p: (p,))
+
+
+def _divided(p: Expr, padding: int, stride: int) -> tuple[Expr, ...]:
+    shifted = p + padding if padding else p
+    return shifted // stride, shifted % stride
+
+
 def transposed(
     k: Builder,
     x: Tensor,
@@ -95,7 +141,7 @@ def transposed(
     groups: int,
     dilation: Ints,
 ) -> Tensor:
-    """The adjoint of a convolution, gathered: y[b, o, q] = sum(c, r) x[b, c, (q + pad - dil*r) / stride] * w[c, o, r]
+    """The adjoint of a convolution, gathered: y[b, o, p] = sum(c, r) x[b, c, (p + pad - dil*r) / stride] * w[c, o, r]
     over the r for which the quotient is exact."""
     if x.rank == w.rank - 1:
         return _unbatched(k, transposed, x, w, bias, stride, padding, output_padding, groups, dilation)
@@ -108,23 +154,21 @@ def transposed(
     batch = k.axis(x.shape[0], "b")
     g = (k.axis(groups, "g"),) if groups > 1 else ()
     o, c = k.axis(per_out, "o"), k.axis(per_in, "c")
-    window = k.axes(w.shape[2:], "r")
-    points = k.axes(extents, "i")
     channel = g[0] * per_in + c if g else c
-    index: list[Expr] = []
-    exact: list[Expr] = []
-    for i in range(rank):
-        reach = points[i] + p[i] - (window[i] * d[i] if d[i] != 1 else window[i])
-        index.append(reach // s[i] if s[i] != 1 else reach)
-        if s[i] != 1:
-            exact.append(call("eq", reach % s[i], 0))
-    value: Expr = x.at((batch, channel, *index), other=0.0)
-    if exact:
-        value = call("where", terms(exact, "and"), value, 0.0)
-    acc = k.define(x.dtype.compute, (batch, *g, o, *points), value * w[(channel, o, *window)], k.sum(c, *window))
-    if g:
-        acc = _merge(k, acc, per_out * groups)
-    return _bias(k, acc, bias, x, 1)
+    dims = [_gather_dim(k, extents[i], w.shape[2 + i], s[i], p[i], d[i]) for i in range(rank)]
+    conditions = [dim.condition for dim in dims if dim.condition is not None]
+    value: Expr = x.at((batch, channel, *(dim.x for dim in dims)), other=0.0)
+    if conditions:
+        value = call("where", terms(conditions, "and"), value, 0.0)
+    weight = w.at((channel, o, *(dim.w for dim in dims)), other=0.0 if conditions else None)
+    axes = (batch, *g, o, *(a for dim in dims for a in dim.axes))
+    acc = k.define(x.dtype.compute, axes, value * weight, k.sum(c, *(dim.window for dim in dims)))
+    if bias is None and not g and acc.shape[2:] == extents:
+        return k.round(acc, x.dtype)
+    out = k.axes((x.shape[0], groups * per_out, *extents))
+    group = (out[1] // per_out, out[1] % per_out) if g else (out[1],)
+    result = acc[(out[0], *group, *(i for dim, point in zip(dims, out[2:], strict=True) for i in dim.place(point)))]
+    return k.define(x.dtype, out, result if bias is None else result + bias[out[1]])
 
 
 def same_padding(x: Tensor, w: Tensor, dilation: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -185,6 +229,8 @@ def _conv_transpose(rank: int) -> None:
         sample(x, w),
         sample(x, w, t(6), two, one, one),
         sample(x, w, t(6), (3,) * rank, none, none, 1, two),
+        sample(x, w, None, two, one, none, 1, two),
+        sample(x, w, None, (3,) * rank, one, two, 1, (4,) * rank),
         sample(x, t(4, 3, *window), t(6), two, one, none, 2),
         sample(t(4, *spatial), w, t(6)),
         sample(t(1, 4, *spatial, dtype="bf16"), t(4, 3, *window, dtype="bf16"), None, two),
