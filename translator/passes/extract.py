@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 from kvc.canonical import axis_order, rename
 from kvc.check import RESERVED
@@ -25,7 +26,7 @@ from kvc.kernel import (
     transform,
     walk,
 )
-from kvc.passes.align import Alignment, operand_of, rename_axes
+from kvc.passes.align import Alignment, operand_of, read_digits, rename_axes
 from kvc.passes.inline import drop_dead, used_sizes
 from kvc.simplify import IndexAlgebra, in_bounds, simplify_indices
 
@@ -66,8 +67,9 @@ def _order_reduction(stmt: Stmt, order: list[str]) -> Stmt:
 
 
 def tidy_inputs(spec: KernelSpec) -> KernelSpec:
-    """The spec with the dims of inputs as their reads see them: unit dims gone, adjacent dims that are read as digits
-    of one number joined, the others named after the axis that reads them. The memory stays the same."""
+    """The spec with the dims of inputs as their reads see them: unit dims gone, adjacent dims that are read as digits of
+    one number joined, a dim that is read at several axes at once split, each named after the axis that reads it. The
+    memory stays the same."""
     reads: dict[str, list[Load]] = {o.name: [] for o in spec.inputs}
     for stmt in spec.body:
         for load in stmt.loads():
@@ -106,10 +108,37 @@ def _tidied(
             i = max(i - 1, 0)
         else:
             i += 1
-    if len(dims) != len(operand.dims):
-        index.update({r: tuple(column[n] for column in columns) for n, r in enumerate(reads)})
+    for i in reversed(range(len(dims))):
+        digits = _common_digits(algebra, columns[i])
+        extents = [sizes[e.name].size or 0 for e in digits[0]] if digits else []
+        if digits and prod(extents) == sizes[dims[i]].size:
+            steps = [prod(extents[n + 1 :]) for n in range(len(extents))]
+            names = [f"{dims[i]}.{n}" for n in range(len(extents))]
+            sizes.update({n: Size(n, e) for n, e in zip(names, extents, strict=True)})
+            strides[i : i + 1] = [strides[i] * step for step in steps]
+            columns[i : i + 1] = [[d[n] for d in digits] for n in range(len(extents))]
+            dims[i : i + 1] = names
+    for n, r in enumerate(reads):
+        moved = tuple(column[n] for column in columns)
+        if moved != r.index:
+            index[r] = moved
     kept = tuple(strides) if operand.strides is not None else None
     return replace(operand, dims=_dims_by_readers(sizes, dims, columns), strides=kept)
+
+
+def _common_digits(algebra: IndexAlgebra, column: list[Expr]) -> list[list[Axis]]:
+    """For each index of a column the whole axes it puts together as the digits of one number, if all put together
+    digits of the same extents; else nothing."""
+    found: list[list[Axis]] = []
+    for index in column:
+        digits = read_digits(algebra, index)
+        if digits is None or len(digits) < 2:
+            return []
+        if any(divisor != 1 or extent != algebra.sizes[axis].size for _, axis, divisor, extent in digits):
+            return []
+        found.append([Axis(axis) for _, axis, _, _ in digits])
+    same = {tuple(algebra.sizes[a.name].size for a in axes) for axes in found}
+    return found if len(same) == 1 else []
 
 
 def _join_dims(
