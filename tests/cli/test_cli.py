@@ -61,6 +61,8 @@ def test_bad_input(name: str, kvc: Run, tmp_path: Path, golden: Callable[[str, s
     shown = ran.err.replace(str(tmp_path), "FOLDER")
     if name in FOREIGN:  # after the title stand words of Python or torch, which change with their versions
         shown = re.sub(rf"({re.escape(CODES[code])}: ).*", r"\1...", shown)
+    if name == "unknown_emitter":  # the list grows with the backend
+        shown = re.sub(r"one of: .*", "one of: ...", shown)
     golden(f"cli/{name}.txt", shown)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,22 +100,23 @@ def test_the_module_is_a_drop_in(folder: Path, tiny: Path) -> None:
 def test_a_launch_hands_addresses_and_grid_to_hip(folder: Path) -> None:
     seen: list[tuple] = []
 
-    class Hip:
-        def hipModuleLaunchKernel(self, function, *rest):
-            *sizes, lds, stream, params, extra = rest
-            count = ctypes.cast(extra[3], ctypes.POINTER(ctypes.c_size_t)).contents.value // 8
-            values = list(ctypes.cast(extra[1], ctypes.POINTER(ctypes.c_uint64 * count)).contents)
-            seen.append((function, sizes, lds, stream.value, params, values))
-            return 0
+    def launch(function, *rest):
+        *sizes, stream, params, extra = rest
+        count = ctypes.cast(extra[3], ctypes.POINTER(ctypes.c_size_t)).contents.value // 8
+        values = list(ctypes.cast(extra[1], ctypes.POINTER(ctypes.c_uint64 * count)).contents)
+        seen.append((function, sizes, stream, params, values, [extra[0], extra[2], extra[4]]))
+        return 0
 
     with written_module(folder) as module:
-        module._hip = Hip
-        module._load = lambda kernel, device: "function"
+        module._hip = lambda: SimpleNamespace(hipModuleLaunchKernel=launch)
+        module._load = lambda kernel, device: module._prepare(kernel, device, "function")
         arena, x = torch.zeros(64, dtype=torch.uint8), torch.zeros(3)
-        call = module._Call(torch.device("cuda", 0), 77, arena)
+        call = module._Call(torch.device("cuda", 0), 77, arena, arena.data_ptr())
         kernel = module._Kernel("f.co", "k", (4, 2, 1), (64, 1, 1), 256, "rsi", 1)
-        module._launch(kernel, call, (x, module._Region(16, 8), 5))
-    assert seen == [("function", [4, 2, 1, 64, 1, 1], 256, 77, None, [x.data_ptr(), arena.data_ptr() + 16, 5, 0])]
+        for _ in range(2):
+            module._launch(kernel, call, (x, module._Region(16, 8), 5))
+    values = [x.data_ptr(), arena.data_ptr() + 16, 5, 0]
+    assert seen == [("function", [4, 2, 1, 64, 1, 1, 256], 77, None, values, [1, 2, 3])] * 2
 
 
 # ---------------------------------------------------------------- verifying again
