@@ -107,7 +107,8 @@ def test_value(kind_name: str, chunk: int) -> None:
         scale = want.abs().clamp_min(1e-30)
         error = ((got[name].double() - want).abs() / scale).nan_to_num()
         yardstick = ((working[name].double() - want).abs() / scale).nan_to_num()
-        allowed = 4 * kind.eps + 2 * yardstick.max()
+        # The f64 oracle is itself f64, with the rounding errors of its own order of evaluation.
+        allowed = (32 if kind is F64 else 4) * kind.eps + 2 * yardstick.max()
         # Near a zero of the function (sin at pi) the error is that of the argument's own rounding.
         near_zero = want.abs() < 1e-3
         assert float(error[~near_zero].max()) <= allowed, name
