@@ -67,7 +67,7 @@ def _order_reduction(stmt: Stmt, order: list[str]) -> Stmt:
 
 
 def tidy_inputs(spec: KernelSpec) -> KernelSpec:
-    """The spec with the dims of inputs as their reads see them: unit dims gone, adjacent dims that are read as digits of
+    """The spec with the dims of inputs as their reads see them: unit dims gone, adjacent dims read as digits of
     one number joined, a dim that is read at several axes at once split, each named after the axis that reads it. The
     memory stays the same."""
     reads: dict[str, list[Load]] = {o.name: [] for o in spec.inputs}
