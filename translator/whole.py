@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvc.interpret import interpret
 from kvc.kernel import KernelSpec
 from kvc.lower import lower
+from kvc.optable.random import BUFFER
 from kvc.plan import Plan
 from kvc.plan_run import run_plan
 from kvc.verify.model import ModelReference, reference_of_module
@@ -24,14 +25,16 @@ def growth_of(plan: Plan) -> float:
 
 
 def model_reference(captured: Captured, plan: Plan, seed: int = 0) -> ModelReference:
-    """The original module in float64 and as it is. Modules that mix float types by hand do not run in float64; for
-    them the oracle is the graph, interpreted."""
+    """The original module in float64 and as it is. Modules that mix float types by hand do not run in float64, and
+    those that draw random numbers draw others than the graph: for them the oracle is the graph, interpreted."""
     growth = growth_of(plan)
-    try:
-        return reference_of_module(captured.module, captured.args, captured.kwargs, seed, growth)
-    except (RuntimeError, TypeError):
-        state = {name: t.detach().clone() for name, t in captured.module.state_dict().items()}
-        return reference_of_graph(plan, captured.feed(), state, captured.args, captured.kwargs, seed, "example inputs")
+    if not any(i.target == BUFFER for i in captured.graph.inputs):
+        try:
+            return reference_of_module(captured.module, captured.args, captured.kwargs, seed, growth)
+        except (RuntimeError, TypeError):
+            pass
+    state = {name: t.detach().clone() for name, t in captured.module.state_dict().items()}
+    return reference_of_graph(plan, captured.feed(), state, captured.args, captured.kwargs, seed, "example inputs")
 
 
 def reference_of_graph(

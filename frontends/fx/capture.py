@@ -246,6 +246,10 @@ def _import(
         else:
             raise KvcError("KVC0201", f"the model changes its input {spec.target} in place",
                            hint="clone the input before changing it")  # fmt: skip
+    random = importer.advance()
+    if random is not None:
+        mutations.append(random)
+        state[random[0]] = _random_state(module)
     tensors = tuple(v.name for v in outputs if isinstance(v, Ref))
     graph = pruned(Graph(importer.name(name), tuple(importer.inputs), tuple(importer.nodes), tensors, tuple(mutations)))
     check_graph(graph)
@@ -256,6 +260,16 @@ def _import(
         graph, module, args, kwargs, {n: x for n, x in state.items() if n in kept}, leaves,
         tree_unflatten(outputs, spec.out_spec), spec.in_spec, spec.out_spec, tied, mode, strict, root,
     )  # fmt: skip
+
+
+def _random_state(module: torch.nn.Module) -> torch.Tensor:
+    """The module's [seed, forward passes], as a buffer outside the state_dict (kvc.optable.random)."""
+    import torch
+    from kvc.optable.random import BUFFER
+
+    if BUFFER not in dict(module.named_buffers()):
+        module.register_buffer(BUFFER, torch.zeros(2, dtype=torch.int64), persistent=False)
+    return module.get_buffer(BUFFER)
 
 
 def _user_placeholders(program: ExportedProgram) -> list[Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvc.ops import by_aten
+from kvc.optable.random import RANDOM
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -45,7 +46,7 @@ def unknown_ops(program: ExportedProgram) -> set[Any]:
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             name = overload_name(node.target)
-            if name not in known and name not in ASSERTIONS:
+            if name not in known and name not in RANDOM and name not in ASSERTIONS:
                 found.add(node.target)
     return found
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvc.check import RESERVED
 from kvc.diagnostics import KvcError, Location
-from kvc.dtypes import from_torch
+from kvc.dtypes import I64, from_torch
 from kvc.frontends.fx.decompose import ASSERTIONS, overload_name
 from kvc.frontends.fx.load import is_user_file, short_path
 from kvc.graph import Arg, Attr, Graph, Input, Node, Ref, TensorType
 from kvc.ops import by_aten
 from kvc.optable.create import DROPPED
+from kvc.optable.random import BUFFER, RANDOM
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,8 @@ class Importer:
         self.env: dict[FxNode, Any] = {}
         self.inputs: list[Input] = []
         self.nodes: list[Node] = []
+        self.random: Ref | None = None
+        self.draws = 0  # calls that draw, so far
 
     # ------------------------------------------------------------ inputs
     def input(self, node: FxNode, kind: str, target: str) -> None:
@@ -146,6 +149,7 @@ class Importer:
 
         definition = by_aten().get(name)
         args, attrs = self.arguments(node)
+        random = self.drawn(name, node)
         result = node.meta.get("val")
         several = isinstance(result, list | tuple)
         values: list[Any] = list(result) if isinstance(result, list | tuple) else [result]
@@ -159,6 +163,9 @@ class Importer:
             types = (*types[:3], *(known.get(a.name, t) for a, t in zip(args[3:5], types[3:], strict=True)))  # type: ignore[union-attr]
         outputs = tuple(self.name(f"{node.name}_{i}" if several else node.name) for i in range(len(values)))
         op = definition.name if definition is not None else str(node.target)
+        if random is not None:
+            op, args = random, (self.random_state(), self.draws, *args)
+            self.draws += 1
         if name == _STORAGE and not self.is_row_major(args[0]):
             # Its meaning counts elements in row-major order, which is not how this storage lies.
             op = str(node.target)
@@ -171,6 +178,33 @@ class Importer:
         types = {i.name: i.type for i in self.inputs}
         types |= {o: t for n in self.nodes for o, t in zip(n.outputs, n.types, strict=True)}
         return isinstance(arg, Ref) and types[arg.name].is_contiguous
+
+    # ------------------------------------------------------------ random numbers
+    def drawn(self, name: str, node: FxNode) -> str | None:
+        """The op of a call that draws random numbers."""
+        if name not in RANDOM:
+            return None
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = {a.name: _default(a) for a in schema}
+        given |= {a.name: self.value(v) for a, v in zip(schema, node.args, strict=False)}
+        given |= {key: self.value(v) for key, v in node.kwargs.items()}
+        return RANDOM[name].op if RANDOM[name].draws(given) else None
+
+    def random_state(self) -> Ref:
+        """The buffer that holds the seed and counts forward passes; declared where it is first used."""
+        if self.random is None:
+            self.random = Ref(self.name(BUFFER))
+            type_ = TensorType.of(I64, (2,))
+            self.inputs.append(Input(self.random.name, type_, "buffer", BUFFER))
+        return self.random
+
+    def advance(self) -> tuple[str, str] | None:
+        """The update of the random state after a pass that drew: (buffer, value)."""
+        if self.random is None:
+            return None
+        name = self.name(f"{BUFFER}_next")
+        self.nodes.append(Node((name,), "random_advance", (self.random,), (), (TensorType.of(I64, (2,)),)))
+        return self.random.name, name
 
     def arguments(self, node: FxNode) -> tuple[tuple[Arg, ...], tuple[tuple[str, Attr], ...]]:
         """Positional arguments up to the last tensor; the literals after it by name, defaults left out."""

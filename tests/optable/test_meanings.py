@@ -25,7 +25,8 @@ def test_meaning_equals_eager(definition: OpDef, sample: Sample, number: int) ->
 
 
 def test_every_op_has_samples() -> None:
-    assert [d.name for d in op_table().values() if not d.samples] == []
+    """Ops that no ATen overload imports as, those that draw random numbers, have tests of their own."""
+    assert [d.name for d in op_table().values() if d.aten and not d.samples] == []
 
 
 @pytest.mark.parametrize("overload", sorted(by_aten()))

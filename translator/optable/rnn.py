@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 from kvc.builder import Builder, Tensor
 from kvc.kernel import Axis, Const, Expr, Load, Loop, call
-from kvc.ops import op
+from kvc.ops import Meaning, op
 from kvc.optable._common import sample, t, unsupported
+
+Drop = Callable[[Tensor, int], Tensor]  # dropout of the results of a layer
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,13 @@ def _first(state: Tensor, layer: int, directions: int) -> Callable[[Expr, Expr, 
     return lambda d, b, n: state[layer * directions + d if layer else d, b, n]
 
 
-def _between(k: Builder, y: Tensor, dropout: float, train: bool, is_last: bool) -> Tensor:
-    if train and dropout and not is_last:
-        raise unsupported("dropout between layers in training draws random numbers; capture the model in eval mode")
-    return y
+def _between(y: Tensor, drop: Drop | None, dropout: float, train: bool, layer: int, layers: int) -> Tensor:
+    """What the next layer reads."""
+    if not train or not dropout or layer == layers - 1:
+        return y
+    if drop is None:
+        raise unsupported("dropout between layers in training draws random numbers")
+    return drop(y, layer)
 
 
 # ---------------------------------------------------------------- samples
@@ -214,7 +219,7 @@ def _samples(gates: int, pair: bool) -> tuple:
 )
 def lstm(
     k: Builder, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool, drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """i, f, o = sigmoid, g = tanh of W x + U h + biases; c' = f c + i g; h' = o tanh(c'), projected by W_hr where the
     two states differ in size. Gates are in ATen's order i, f, g, o."""
@@ -243,14 +248,14 @@ def lstm(
         layers.append(layer)
         hs.append(h)
         cs.append(c)
-        y = _between(k, layer.output(h), dropout, train, number == num_layers - 1)
+        y = _between(layer.output(h), drop, dropout, train, number, num_layers)
     return y, _final(k, layers, hs), _final(k, layers, cs)
 
 
 @op("gru.input", name="gru", samples=_samples(3, False))
 def gru(
     k: Builder, input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool, drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """r, z = sigmoid of W x + U h + biases; n = tanh(W x + b + r (U h + b')); h' = n + z (h - n)."""
     units = hx.shape[-1]
@@ -277,7 +282,7 @@ def gru(
             k.define(h.dtype, axes, value, name=h.name)
         layers.append(layer)
         hs.append(h)
-        y = _between(k, layer.output(h), dropout, train, number == num_layers - 1)
+        y = _between(layer.output(h), drop, dropout, train, number, num_layers)
     return y, _final(k, layers, hs)
 
 
@@ -291,10 +296,10 @@ def _gru_biases(layer: _Layer) -> Callable[[Expr, Expr, Expr], Expr | None]:
     return biases
 
 
-def _plain(name: str, fn: str) -> None:
+def _plain(name: str, fn: str) -> Meaning:
     def meaning(
         k: Builder, input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int,
-        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+        dropout: float, train: bool, bidirectional: bool, batch_first: bool, drop: Drop | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         units = hx.shape[-1]
         directions = 2 if bidirectional else 1
@@ -311,12 +316,12 @@ def _plain(name: str, fn: str) -> None:
                 k.define(h.dtype, axes, call(fn, given + kept), name=h.name)
             layers.append(layer)
             hs.append(h)
-            y = _between(k, layer.output(h), dropout, train, number == num_layers - 1)
+            y = _between(layer.output(h), drop, dropout, train, number, num_layers)
         return y, _final(k, layers, hs)
 
     meaning.__doc__ = f"h' = {fn}(W x + U h + biases)."
-    op(f"{name}.input", name=name, samples=_samples(1, False))(meaning)
+    return op(f"{name}.input", name=name, samples=_samples(1, False))(meaning)
 
 
-_plain("rnn_tanh", "tanh")
-_plain("rnn_relu", "relu")
+rnn_tanh = _plain("rnn_tanh", "tanh")
+rnn_relu = _plain("rnn_relu", "relu")
