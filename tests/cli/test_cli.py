@@ -14,7 +14,7 @@ import pytest
 from kvc.arch import ARCHS
 from kvc.diagnostics import CODES
 
-from .conftest import Run
+from tests.cli.conftest import Run
 
 COMMANDS = ("translate", "verify", "ir", "sim", "selftest", "arch", "doctor")
 GOOD = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"

@@ -15,7 +15,7 @@ import torch
 from kvc.text import parse_graph, parse_kernels
 from kvc.verify.model import written_module
 
-from .conftest import Run
+from tests.cli.conftest import Run
 
 NOT_COMPARED = {"measurements.json", "report.html"}
 

@@ -18,8 +18,9 @@ from kvc.lower import fallbacks, lower
 from kvc.passes.canonicalize import canonicalize
 from kvc.passes.fold import fold
 from kvc.text import parse_graph, print_graph
-from models import CASES, UNet
 from torch import nn
+
+from tests.frontends.models import CASES, UNet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,9 +6,10 @@ import inspect
 
 import pytest
 import torch
-from harness import run
 from kvc.ops import OpDef, Sample, by_aten, op_table
 from kvc.optable.create import DROPPED
+
+from tests.optable.harness import run
 
 CASES = [pytest.param(d, s, n, id=f"{d.name}-{n}") for d in op_table().values() for n, s in enumerate(d.samples)]
 

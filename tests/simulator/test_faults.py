@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from kvc.diagnostics import KvcError
 from kvc.simulator import Memory, SimFault, SimOptions, launch, load
-from tinyasm import kernel_text, run_body
+
+from tests.simulator.tinyasm import kernel_text, run_body
 
 STORE_V2 = "\tglobal_store_dword v1, v2, s[4:5]"
 DATA = np.arange(64, dtype=np.uint32)

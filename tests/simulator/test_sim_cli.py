@@ -7,7 +7,8 @@ import pytest
 from kvc.diagnostics import KvcError
 from kvc.simulator import Memory
 from kvc.simulator.cli import ArgSpec, build_arg, parse_arg, render, run_file
-from tinyasm import PROLOGUE, kernel_text
+
+from tests.simulator.tinyasm import PROLOGUE, kernel_text
 
 COPY = "\tglobal_load_dword v2, v1, s[6:7]\n\ts_waitcnt vmcnt(0)\n\tglobal_store_dword v1, v2, s[4:5]"
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from kvc.arch import CDNA
 from kvc.simulator import Memory, SimFault, SimOptions, launch, load, sample_workgroups
-from triton_cases import CASES, SCALED, Launcher, compiled
+
+from tests.simulator.triton_cases import CASES, SCALED, Launcher, compiled
 
 HIP = """#include <hip/hip_runtime.h>
 __constant__ float table[4] = {1.0f, 10.0f, 100.0f, 1000.0f};

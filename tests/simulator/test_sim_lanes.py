@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from kvc.simulator import SimOptions
-from tinyasm import run_body
+
+from tests.simulator.tinyasm import run_body
 
 RNG = np.random.default_rng(6)
 LOAD = "\tglobal_load_dword v2, v1, s[6:7]\n\ts_waitcnt vmcnt(0)\n"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from kvc.arch import CDNA
 from kvc.simulator import Memory
-from tinyasm import run_body
+
+from tests.simulator.tinyasm import run_body
 
 RNG = np.random.default_rng(5)
 STORE_V2 = "\tglobal_store_dword v1, v2, s[4:5]"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from kvc.simulator.mfma import small_float_table
-from tinyasm import kernel_text, run_body
+
+from tests.simulator.tinyasm import kernel_text, run_body
 
 RNG = np.random.default_rng(7)
 ALL = ("gfx90a", "gfx942", "gfx950")

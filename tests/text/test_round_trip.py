@@ -9,7 +9,8 @@ from kvc.graph import Graph
 from kvc.kernel import KernelSpec
 from kvc.text import parse_graph, parse_kernel, print_graph, print_kernel
 from kvc.text.kernel_parser import parse_unchecked
-from strategies import graphs, specs
+
+from tests.text.strategies import graphs, specs
 
 quick = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -11,7 +11,7 @@ from kvc.verify.compare import compare, tells_constants_apart
 from kvc.verify.inputs import INPUT_SETS, draw, integer_ranges, nonfinite
 from kvc.verify.oracle import Examiner
 
-from .fakes import LINEAR, SOFTMAX
+from tests.verify.fakes import LINEAR, SOFTMAX
 
 X = torch.linspace(-3.0, 3.0, 1001, dtype=torch.float64)
 

@@ -10,7 +10,7 @@ from kvc.verify.inputs import INPUT_SETS
 from kvc.verify.judge import CHECKS, judge
 from kvc.verify.verdict import Artifact, Evidence, Rejected, Verified
 
-from .fakes import (
+from tests.verify.fakes import (
     ARGMAX,
     LINEAR,
     SOFTMAX,

@@ -10,7 +10,8 @@ from kvc.backends.hip.gemm import Problem, Tiling
 from kvc.backends.hip.resources import parse
 from kvc.emitter import Task
 from kvc.patterns import Contraction, match_contraction
-from running import TARGET, emit, emitter, spec_of, verify
+
+from tests.backends.hip.running import TARGET, emit, emitter, spec_of, verify
 
 GFX = "gfx942"
 

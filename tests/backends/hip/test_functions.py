@@ -12,7 +12,8 @@ from kvc.emitter import Task
 from kvc.functions import FUNCTIONS
 from kvc.interpret import interpret
 from kvc.kernel import Axis, Call, Cast, Expr, KernelSpec, Load, Operand, Size, Stmt, lift
-from running import run
+
+from tests.backends.hip.running import run
 
 N = 96
 GFX = "gfx942"

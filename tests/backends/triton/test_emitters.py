@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import SCHEDULE, SPECS, first, spec
 from conftest import problems, simulate
 from kvc.arch import CDNA, arch
 from kvc.backends.triton import TritonTarget
@@ -19,6 +18,8 @@ from kvc.kernel import KernelSpec
 from kvc.text import parse_kernel
 from kvc.verify.inputs import draw
 from kvc.verify.oracle import Examiner
+
+from tests.backends.triton.cases import SCHEDULE, SPECS, first, spec
 
 CHIP = "gfx942"
 

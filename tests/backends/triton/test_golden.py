@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cases import first, spec
 from kvc.arch import arch
 from kvc.emitter import Task
+
+from tests.backends.triton.cases import first, spec
 
 
 @pytest.mark.parametrize(

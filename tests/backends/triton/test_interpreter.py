@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cases import SPECS, first, spec
 from kvc.arch import arch
 from kvc.emitter import Task
+
+from tests.backends.triton.cases import SPECS, first, spec
 
 #: The interpreter multiplies bf16 tiles as integers, and truncates when it rounds to bf16 (a recurrence amplifies it).
 _WRONG_IN_THE_INTERPRETER = {"linear_gelu", "prologue", "rnn_norm"}

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from minifloats import mini, noise
-from pcode_values import Value, fused, is_nan, round_to
+from tests.simulator.isa.minifloats import mini, noise
+from tests.simulator.isa.pcode_values import Value, fused, is_nan, round_to
 
 Oracle = Callable[..., list[int]]
 

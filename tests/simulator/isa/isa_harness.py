@@ -8,11 +8,12 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from isa_operands import LANES, SHAPES, draw, from_array, to_array
 from kvc.simulator.isa.table import REGISTRY, Op
-from minifloats import undefined_function
-from pcode import Program
-from pcode_values import Unsupported, Value
+
+from tests.simulator.isa.isa_operands import LANES, SHAPES, draw, from_array, to_array
+from tests.simulator.isa.minifloats import undefined_function
+from tests.simulator.isa.pcode import Program
+from tests.simulator.isa.pcode_values import Unsupported, Value
 
 # LLVM's name where it differs from the document's.
 _ALIASES = {

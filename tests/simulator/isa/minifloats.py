@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from pcode_values import Value, is_nan, round_to
+from tests.simulator.isa.pcode_values import Value, is_nan, round_to
 
 # name -> (exponent bits, mantissa bits, bias, number of finite codes, overflow code, NaN code, one zero only)
 _FORMATS = {

@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any
 
 from lark import Lark, Token, Tree
-from pcode_values import (
+
+from tests.simulator.isa.pcode_values import (
     FUNCTIONS,
     Unsupported,
     Value,

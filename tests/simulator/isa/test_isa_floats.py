@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from kvc.simulator.isa import floats
 from kvc.simulator.isa.table import REGISTRY
-from pcode_values import round_to
+
+from tests.simulator.isa.pcode_values import round_to
 
 assert kvc.simulator.isa.__all__
 _DTYPES: dict[int, tuple[Any, Any]] = {16: (np.float16, np.uint16), 32: (np.float32, np.uint32)}

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from errata import ERRATA, ULPS
-from isa_harness import CHECKED, Case, plain, run_document, run_table
-from isa_operands import SHAPES
 from kvc.simulator.isa import ALU
 from kvc.simulator.isa.table import REGISTRY
-from pcode_values import Unsupported, is_nan
+
+from tests.simulator.isa.errata import ERRATA, ULPS
+from tests.simulator.isa.isa_harness import CHECKED, Case, plain, run_document, run_table
+from tests.simulator.isa.isa_operands import SHAPES
+from tests.simulator.isa.pcode_values import Unsupported, is_nan
 
 NAMES = sorted(ALU)
 _FLOAT_DTYPES = (np.float16, np.float32, np.float64)
@@ -108,7 +109,7 @@ def test_operands_broadcast(fmt: str) -> None:
     """An SGPR or an immediate gives what the same value in every lane gives."""
     import random
 
-    from isa_operands import draw, to_array
+    from tests.simulator.isa.isa_operands import draw, to_array
 
     rng = random.Random(7)
     for op in (REGISTRY[n] for n in NAMES if REGISTRY[n].fmt == fmt):

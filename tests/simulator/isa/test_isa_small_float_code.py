@@ -9,7 +9,8 @@ import pytest
 from kvc.arch import ARCHS, CDNA
 from kvc.backends.hip.toolchain import compile_hip
 from kvc.simulator import Memory, launch, load
-from minifloats import mini, noise
+
+from tests.simulator.isa.minifloats import mini, noise
 
 LANES = 64
 _HEAD = """#include <hip/hip_runtime.h>
