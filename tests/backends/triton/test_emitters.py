@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import problems, simulate
 from kvc.arch import CDNA, arch
 from kvc.backends.triton import TritonTarget
 from kvc.backends.triton.generic import GenericEmitter
@@ -20,6 +19,7 @@ from kvc.verify.inputs import draw
 from kvc.verify.oracle import Examiner
 
 from tests.backends.triton.cases import SCHEDULE, SPECS, first, spec
+from tests.backends.triton.conftest import problems, simulate
 
 CHIP = "gfx942"
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from conftest import simulate
 from kvc.arch import arch
 from kvc.backends.triton.generic import GenericEmitter
 from kvc.backends.triton.toolchain import compile_candidate
@@ -15,6 +14,8 @@ from kvc.emitter import Candidate, Task
 from kvc.functions import FUNCTIONS, Function
 from kvc.interpret import interpret
 from kvc.kernel import Axis, Call, Cast, KernelSpec, Load, Operand, Size, Stmt
+
+from tests.backends.triton.conftest import simulate
 
 POINTS = 192
 _INTEGER_ONLY = {"bitand", "bitor", "bitxor", "bitnot", "shl", "shr"}
