@@ -1,5 +1,7 @@
 """Loops that tests share, by name: what recurrences look like in index notation."""
 
+# ruff: noqa: E501 - a statement of .kir is one line
+
 LOOPS = {
     "lstm": """kernel lstm(gx: f32[t=7,b=3,g=4,n=20], w: f32[g,n,k=20], h0: f32[b,n], c0: f32[b,n]) -> (h: f32[t,b,n], c: f32[t,b,n]) {
   loop t {
