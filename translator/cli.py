@@ -5,25 +5,38 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
-from kvc import __version__
+from kvc import __version__, cli_folder
 from kvc.arch import DEFAULT_ARCH
-from kvc.diagnostics import Diagnostic, KvcError
-
-if TYPE_CHECKING:
-    from kvc.console import Console
-
-NOT_VERIFIED, CANNOT = 1, 2
+from kvc.cli_common import (
+    CANNOT,
+    NOT_VERIFIED,
+    ArchOpt,
+    DtypeOpt,
+    ExecutorOpt,
+    JobsOpt,
+    JsonOpt,
+    Mode,
+    ModelArg,
+    ModeOpt,
+    Numerics,
+    NumericsOpt,
+    QuietOpt,
+    SeedOpt,
+    TargetOpt,
+    VerboseOpt,
+    console_for,
+    guarded,
+    print_json,
+)
+from kvc.diagnostics import KvcError
 
 app = typer.Typer(
     name="kvc",
@@ -38,77 +51,6 @@ app = typer.Typer(
 class Level(StrEnum):
     graph = "graph"
     kernel = "kernel"
-
-
-class Mode(StrEnum):
-    eval = "eval"
-    train = "train"
-
-
-class Numerics(StrEnum):
-    strict = "strict"
-    fast = "fast"
-
-
-# Options that several commands share. Heavy registries are not asked here: names are checked when a command runs.
-ModelArg = Annotated[
-    str, typer.Argument(metavar="MODEL", help="model.py, path.py:Name or package.module:factory (KernelBench layout).")
-]
-TargetOpt = Annotated[str, typer.Option("--target", "-t", help="Language to write: hip or triton.")]
-ArchOpt = Annotated[str, typer.Option("--arch", "-a", help="GPU to write for, one of those that `kvc arch` lists.")]
-ExecutorOpt = Annotated[
-    str, typer.Option("--executor", "-e", help="What runs the kernels: auto, amdgpu, sim (auto: a GPU, else sim).")
-]
-DtypeOpt = Annotated[str | None, typer.Option("--dtype", help="Cast the model first: f32, f16 or bf16.")]
-ModeOpt = Annotated[Mode, typer.Option("--mode", help="Capture the model in eval or train mode.")]
-SeedOpt = Annotated[int, typer.Option("--seed", help="Seed of inputs, of wave order and of emitters.")]
-JobsOpt = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
-QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-VerboseOpt = Annotated[bool, typer.Option("--verbose", "-v", help="Print every attempt and what it cost.")]
-NumericsOpt = Annotated[
-    Numerics, typer.Option("--numerics", help="strict keeps fp32 accuracy; fast allows xf32 and bf16 products inside.")
-]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _say(diagnostic: Diagnostic, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"ok": False, "diagnostic": diagnostic.to_json()}, indent=2, sort_keys=True, default=str))
-        return
-    print(f"kvc: {diagnostic}", file=sys.stderr)
-
-
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Turns a KvcError into one printed diagnostic and an exit code. KVC_DEBUG=1 lets tracebacks through."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except KvcError as error:
-            if os.environ.get("KVC_DEBUG") == "1":
-                raise
-            from kvc.pipeline import NotVerified
-
-            _say(error.diagnostic, bool(kwargs.get("as_json")))
-            raise typer.Exit(NOT_VERIFIED if isinstance(error, NotVerified) else CANNOT) from None
-
-    return run
-
-
-def _console(as_json: bool, quiet: bool, verbose: bool = False) -> Console:
-    from kvc.console import Console
-
-    return Console(quiet=quiet or as_json, verbose=verbose)
-
-
-def _print_json(data: Any) -> None:
-    from kvc.package import dump
-
-    sys.stdout.write(dump(data))
 
 
 def _version(show: bool) -> None:
@@ -170,10 +112,10 @@ def translate(
         jobs=jobs,
         use_cache=not no_cache,
     )
-    console = _console(as_json, quiet, verbose)
+    console = console_for(as_json, quiet, verbose)
     summary = run_translate(request, console)
     if as_json:
-        _print_json({"ok": True, **summary})
+        print_json({"ok": True, **summary})
 
 
 @app.command()
@@ -199,7 +141,7 @@ def verify(
     """
     from kvc.commands import run_verify_folder, run_verify_source
 
-    console = _console(as_json, quiet, verbose)
+    console = console_for(as_json, quiet, verbose)
     if (spec is None) != (source is None) or (out is None) == (spec is None):
         raise KvcError(
             "KVC0106",
@@ -212,7 +154,7 @@ def verify(
         assert spec is not None and source is not None
         result = run_verify_source(spec, source, arch, executor, seed, console)
     if as_json:
-        _print_json(result)
+        print_json(result)
     if not result["ok"]:
         raise typer.Exit(NOT_VERIFIED)
 
@@ -233,7 +175,7 @@ def ir(
 
     text = run_ir(model, level.value, dtype, mode.value)
     if as_json:
-        _print_json({"ok": True, "level": level.value, "text": text})
+        print_json({"ok": True, "level": level.value, "text": text})
     else:
         print(text)
 
@@ -263,7 +205,7 @@ def sim(
 
     result = run_sim(assembly, tuple(arg or ()), kernel, grid, block, lds, arch, seed, sample)
     if as_json:
-        _print_json({"ok": True, **result})
+        print_json({"ok": True, **result})
     else:
         print(result["text"])
 
@@ -285,9 +227,9 @@ def selftest(
     """
     from kvc.commands import run_selftest
 
-    result = run_selftest(executor, arch, corrections, _console(as_json, quiet))
+    result = run_selftest(executor, arch, corrections, console_for(as_json, quiet))
     if as_json:
-        _print_json(result)
+        print_json(result)
     if not result["ok"]:
         raise typer.Exit(NOT_VERIFIED)
 
@@ -303,7 +245,7 @@ def arch(
 
     text, data = run_arch(name)
     if as_json:
-        _print_json(data)
+        print_json(data)
     else:
         print(text)
 
@@ -319,12 +261,14 @@ def doctor(as_json: JsonOpt = False) -> None:
 
     found = examine()
     if as_json:
-        _print_json({"ok": all(f.ok or f.optional for f in found), "findings": [f.to_json() for f in found]})
+        print_json({"ok": all(f.ok or f.optional for f in found), "findings": [f.to_json() for f in found]})
     else:
         print(render(found))
     if not all(f.ok or f.optional for f in found):
         raise typer.Exit(CANNOT)
 
+
+cli_folder.register(app)
 
 bench_app = typer.Typer(help="Run public benchmark suites.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
@@ -370,7 +314,7 @@ def kernelbench(
     from kvc.bench.kernelbench import Request, run
     from kvc.bench.problems import numbers
 
-    console = _console(as_json, quiet)
+    console = console_for(as_json, quiet)
     request = Request(
         root=root,
         levels=tuple(sorted(numbers(level))),
@@ -392,7 +336,7 @@ def kernelbench(
     summary = run(request, console.note, show_progress=not quiet)
     figures = summary["all"]
     if as_json:
-        _print_json({"ok": figures["failed"] == 0, **summary})
+        print_json({"ok": figures["failed"] == 0, **summary})
     else:
         console.say(
             f"{figures['passed']} of {figures['total']} passed, {figures['failed']} failed, {figures['reference']} "

@@ -293,15 +293,20 @@ def _plain(value: Any) -> Any:
 def read_lock(folder: Path) -> dict[str, Any]:
     """The lock of an output folder. KVC0802 where it is none."""
     path = folder / LOCK
-    hint = "give a folder that `kvc translate -o` wrote"
     if not path.is_file():
-        raise KvcError("KVC0802", f"{folder} holds no {LOCK}", hint=hint)
+        raise KvcError("KVC0802", f"{folder} holds no {LOCK}", hint="give a folder that `kvc translate -o` wrote")
+    return read_lock_text(path.read_text(encoding="utf-8"), str(path))
+
+
+def read_lock_text(text: str, name: str) -> dict[str, Any]:
+    """The lock in a text that comes from `name`. KVC0802 where it is none."""
     try:
-        lock = json.loads(path.read_text(encoding="utf-8"))
+        lock = json.loads(text)
     except ValueError as error:
-        raise KvcError("KVC0802", f"{path} is no JSON: {error}", hint=hint) from None
+        hint = "give a folder that `kvc translate -o` wrote"
+        raise KvcError("KVC0802", f"{name} is no JSON: {error}", hint=hint) from None
     if not isinstance(lock, dict) or lock.get("format") != FORMAT:
-        raise KvcError("KVC0802", f"{path} is not of format {FORMAT}", hint="translate again with this kvc")
+        raise KvcError("KVC0802", f"{name} is not of format {FORMAT}", hint="translate again with this kvc")
     return lock
 
 
