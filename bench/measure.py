@@ -221,6 +221,10 @@ def _operation(name: str, args: Any, given: Sequence[tuple[int, ...]], made: Seq
     elif name == "convolution":
         matrix = _convolution(args, out)
         macs = math.prod(matrix) * int(args[8])
+        if matrix[1] == 1:  # depthwise: no matrix product, each thread walks its window
+            elements += macs
+    elif "pool" in name and len(args) > 1 and "adaptive" not in name:
+        elements += math.prod(out) * _window(args[1], len(out))
     return Operation(name, extents, matrix, macs, elements)
 
 
@@ -231,3 +235,9 @@ def _convolution(args: Any, out: tuple[int, ...]) -> tuple[int, int, int]:
     m = out[0] * math.prod(out[2:])
     channels = weight[0] // groups if transposed else weight[1]
     return m, out[1] // groups, channels * math.prod(weight[2:])
+
+
+def _window(sizes: Any, rank: int) -> int:
+    """Points of a pooling window; one size stands for every axis."""
+    sizes = [sizes] if isinstance(sizes, int) else list(sizes)
+    return math.prod(sizes) if len(sizes) > 1 else int(sizes[0]) ** max(rank - 2, 1)

@@ -36,6 +36,7 @@ LADDER = (
 DIVISORS = (2, 4, 8, 16, 32)
 _SIZE = 16  # smaller literals are kernel sizes, strides, heads and the like, unless they only change inputs
 _TILE, _BLOCK = 64, 32
+_PATIENCE = 5  # rows of the ladder without a setting that works before a literal counts as tied to others
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class _Search:
 
     def moves(self, values: Values, knob: _Knob) -> Iterator[Values]:
         """The first setting that works in each of the next rows of the ladder."""
-        found = 0
+        found = failed = 0
         for row in knob.steps(values):
             for setting in row:
                 if self.exhausted:
@@ -233,8 +234,10 @@ class _Search:
                     found += 1
                     yield moved
                     break
-            if found >= 3:
-                return
+            else:
+                failed += 1
+            if found >= 3 or failed - found >= _PATIENCE:
+                break
         if not found:
             self.stuck.add(knob)
 
