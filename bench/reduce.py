@@ -36,6 +36,7 @@ LADDER = (
 DIVISORS = (2, 4, 8, 16, 32)
 _SIZE = 16  # smaller literals are kernel sizes, strides, heads and the like, unless they only change inputs
 _TILE, _BLOCK = 64, 32
+_DEEP = 80  # operators beyond which a trial takes long enough to count
 _PATIENCE = 5  # rows of the ladder without a setting that works before a literal counts as tied to others
 
 
@@ -191,6 +192,8 @@ class _Search:
     def lowered(self, values: Values, knobs: list[_Knob]) -> Values:
         """Greedy descent: into the budget by the moves that lose the least coverage for what they save, then further
         down as long as nothing is lost."""
+        if len(self.full.operations) > _DEEP:
+            return self.in_turn(values, knobs)
         while self.load(values) > 1.0 and not self.exhausted:
             best = self.best_move(values, knobs)
             if best is None:
@@ -199,6 +202,19 @@ class _Search:
         values = self.polished(values, knobs)
         while not self.exhausted and (best := self.best_move(values, knobs, free=True)) is not None:
             values = best
+        return values
+
+    def in_turn(self, values: Values, knobs: list[_Knob]) -> Values:
+        """The descent where trials are dear: each knob is lowered by one row of the ladder in turn."""
+        moved = True
+        while moved and not self.exhausted:
+            moved = False
+            for knob in [k for k in knobs if k not in self.stuck]:
+                if self.load(values) <= 1.0:
+                    return values
+                lower = next(self.moves(values, knob), None)
+                if lower is not None and self.load(lower) < self.load(values):
+                    values, moved = lower, True
         return values
 
     def best_move(self, values: Values, knobs: list[_Knob], free: bool = False) -> Values | None:

@@ -28,6 +28,16 @@ def test_rounding_to_nearest_passes_and_a_relative_error_beyond_the_working_one_
     assert code(compare("y", F32, off, X, (X * (1 - 2e-5)).float())) == ""  # as bad as the working dtype itself
 
 
+def test_a_tolerance_that_the_working_dtype_misses_itself_does_not_decide() -> None:
+    # Near zero the tolerance is a tenth of what it is at the scale: cancellation exceeds it there first.
+    x = torch.cat([X, torch.zeros(1, dtype=torch.float64)])
+    step = torch.zeros_like(x)
+    step[-1] = 3e-5
+    assert code(compare("y", F32, (x + step).float(), x, (x - step).float())) == ""
+    assert code(compare("y", F32, (x + 3 * step).float(), x, (x - step).float())) == "KVC0701"
+    assert code(compare("y", F32, (x + step).float(), x, x.float())) == "KVC0701"
+
+
 def test_zeros_and_copies_of_the_mean_fail_at_any_scale() -> None:
     for scale in (1e-20, 1.0, 1e20):
         x = X * scale

@@ -191,9 +191,11 @@ def _close(
     sensitivity = float((moved / unit).max())
     floor = FLOOR_ULPS * dtype.eps + growth * max(sensitivity, _compute_eps(dtype))
     allowed = ERROR_FACTOR * float(working_error.max()) + floor
-    within = missed <= limits(reference, dtype, factor)
-    if allowed > factor * dtype.rtol:
-        # An ill-conditioned draw: its last bits alone move the result beyond the tolerance, so `allowed` decides.
+    bounds = limits(reference, dtype, factor)
+    within = missed <= bounds
+    if allowed > factor * dtype.rtol or bool(((yardstick - reference).abs() > bounds).any()):
+        # An ill-conditioned draw: its last bits alone move the result beyond the tolerance, or the working dtype does
+        # not keep it either, so `allowed` decides.
         within |= error <= allowed
     report = replace(
         blank,
