@@ -15,6 +15,7 @@ from kvc.dtypes import DTYPES
 from kvc.frontends.fx.decompose import decompose_unknown
 from kvc.frontends.fx.importer import Importer, pruned
 from kvc.frontends.fx.load import Loaded, importable, location_of
+from kvc.frontends.fx.recurrent import shapes_only
 from kvc.graph import Attr, Graph, Ref
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def capture(
         to = getattr(torch, DTYPES[dtype].torch_name)
         module.to(to)
         args, kwargs = _cast((args, kwargs), to)
-    with importable(root), torch.no_grad(), _quiet():
+    with importable(root), torch.no_grad(), _quiet(), shapes_only():
         program, strict = _export(module, tuple(args), kwargs, root)
         program = decompose_unknown(program.run_decompositions({}))
     return _import(program, module, tuple(args), kwargs, mode, strict, name or type(module).__name__, root)
