@@ -21,9 +21,17 @@ class TritonTarget:
         from .generic import GenericEmitter
         from .pointwise import PointwiseEmitter
         from .rows import RowsEmitter
+        from .split import SplitContractionEmitter
         from .window import WindowEmitter
 
-        return (PointwiseEmitter(), WindowEmitter(), ContractionEmitter(), RowsEmitter(), GenericEmitter())
+        return (
+            PointwiseEmitter(),
+            WindowEmitter(),
+            SplitContractionEmitter(),
+            ContractionEmitter(),
+            RowsEmitter(),
+            GenericEmitter(),
+        )
 
     def lint(self, source: str, arch: ArchSpec) -> list[Diagnostic]:
         """KVC0403 for each rule that the source breaks."""

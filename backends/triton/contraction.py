@@ -51,9 +51,9 @@ class ContractionEmitter(RuleEmitter):
     def configurations(self, task: Task) -> Iterator[Knobs]:
         pattern = match_contraction(task.spec)
         assert isinstance(pattern, Contraction)
-        shape = _Shape.of(task.spec, pattern)
-        kind = _product_type(task.spec, pattern)
-        best = _best(task, shape, kind)
+        shape = Shape.of(task.spec, pattern)
+        kind = product_type(task.spec, pattern)
+        best = best_tile(task, shape, kind)
         sides = lambda points, most: [s for s in (16, 32, 64, 128, 256) if s <= min(power_of_two(points), most)] or [16]  # noqa: E731
         amd = task.arch.vendor == "amd"
         choices: dict[str, list[Knob]] = {
@@ -66,17 +66,17 @@ class ContractionEmitter(RuleEmitter):
         if amd and kind.bits <= 32:
             choices["matrix_instr_nonkdim"] = [16, 32]
         for setting in grid_of(best, choices):
-            if _fits(task, dict(setting), kind):
+            if fits(task, dict(setting), kind):
                 yield setting
 
     def write(self, file: SourceFile) -> None:
         pattern = match_contraction(file.spec)
         assert isinstance(pattern, Contraction)
-        _Tile(file, pattern).write()
+        Tile(file, pattern).write()
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """Extents of the flattened axes."""
 
     batch: int
@@ -85,14 +85,16 @@ class _Shape:
     k: int
 
     @staticmethod
-    def of(spec: KernelSpec, pattern: Contraction) -> _Shape:
-        return _Shape(*(points_of(spec, axes) for axes in (pattern.batch, pattern.m, pattern.n, pattern.k)))
+    def of(spec: KernelSpec, pattern: Contraction) -> Shape:
+        return Shape(*(points_of(spec, axes) for axes in (pattern.batch, pattern.m, pattern.n, pattern.k)))
 
 
-def _best(task: Task, shape: _Shape, kind: DType) -> dict[str, Knob]:
+def best_tile(task: Task, shape: Shape, kind: DType) -> dict[str, Knob]:
     """The largest square-ish tile that still gives every compute unit one."""
+    nvidia = task.arch.vendor == "nvidia"
     m = max(MIN_TILE, min(128, power_of_two(shape.m)))
-    n = max(MIN_TILE, min(128, power_of_two(shape.n)))
+    # Two warp groups of Hopper share a tile of 128 x 256; on CDNA that many accumulators leave one wave a SIMD.
+    n = max(MIN_TILE, min(256 if nvidia and kind.bits == 16 else 128, power_of_two(shape.n)))
     if not _on_matrix_cores(kind):
         m, n = min(m, 32), min(n, 32)
     while m * n > 32 * 32 and shape.batch * -(-shape.m // m) * -(-shape.n // n) < task.arch.cu_count:
@@ -110,14 +112,14 @@ def _best(task: Task, shape: _Shape, kind: DType) -> dict[str, Knob]:
         "BLOCK_K": k,
         "GROUP_M": 8,
         "num_warps": warps,
-        "num_stages": 2,
+        "num_stages": 3 if nvidia and kind.bits == 16 else 2,
     }
     if task.arch.vendor == "amd" and _on_matrix_cores(kind):
         best |= {"waves_per_eu": 0, "matrix_instr_nonkdim": 16}
     return best
 
 
-def _fits(task: Task, chosen: dict[str, Knob], kind: DType) -> bool:
+def fits(task: Task, chosen: dict[str, Knob], kind: DType) -> bool:
     """LDS for the stages, and at most 128 accumulators a lane."""
     m, n, k = (int(chosen[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     lanes = int(chosen["num_warps"]) * task.arch.wave_size
@@ -135,7 +137,7 @@ def _fits(task: Task, chosen: dict[str, Knob], kind: DType) -> bool:
 # ---------------------------------------------------------------- types
 
 
-def _storage(spec: KernelSpec, expr: Expr) -> DType | None:
+def storage_type(spec: KernelSpec, expr: Expr) -> DType | None:
     """The narrowest type that holds every value of an operand's expression; None for literals."""
     match expr:
         case Const():
@@ -145,17 +147,17 @@ def _storage(spec: KernelSpec, expr: Expr) -> DType | None:
         case Cast(dtype, _):
             return dtype
         case Call("where", (_, a, b)):
-            left, right = _storage(spec, a), _storage(spec, b)
+            left, right = storage_type(spec, a), storage_type(spec, b)
             return left if right is None else right if left is None or left is right else spec.type_of(expr)
         case Call("relu" | "neg" | "abs", (a,)):
-            return _storage(spec, a)
+            return storage_type(spec, a)
     return spec.type_of(expr)
 
 
-def _product_type(spec: KernelSpec, pattern: Contraction) -> DType:
+def product_type(spec: KernelSpec, pattern: Contraction) -> DType:
     """The type in which tiles are multiplied: products are exact in the accumulator, or are in its own type."""
     accumulator = pattern.stmt.dtype.compute
-    a, b = (_storage(spec, e) or accumulator for e in (pattern.a, pattern.b))
+    a, b = (storage_type(spec, e) or accumulator for e in (pattern.a, pattern.b))
     if accumulator is F32:
         if a is b and a.name in ("f16", "bf16"):
             return a
@@ -176,15 +178,26 @@ def _on_matrix_cores(kind: DType) -> bool:
 # ---------------------------------------------------------------- the kernel
 
 
-class _Tile:
-    def __init__(self, file: SourceFile, pattern: Contraction) -> None:
+class Tile:
+    """Writes the kernel of one contraction. `spec` and `memory`: where the file's spec was rewritten, the spec to
+    write and the tensors that exist in memory when the kernel runs."""
+
+    block_k = "BLOCK_K"  # the constant that says how deep a tile is
+
+    def __init__(
+        self,
+        file: SourceFile,
+        pattern: Contraction,
+        spec: KernelSpec | None = None,
+        memory: frozenset[str] | None = None,
+    ) -> None:
         self.file = file
-        self.spec = file.spec
+        self.spec = spec or file.spec
         self.pattern = pattern
-        self.shape = _Shape.of(self.spec, pattern)
-        self.kind = _product_type(self.spec, pattern)
+        self.shape = Shape.of(self.spec, pattern)
+        self.kind = product_type(self.spec, pattern)
         self.accumulator = pattern.stmt.dtype.compute
-        memory = frozenset(o.name for o in self.spec.inputs)
+        memory = frozenset(o.name for o in self.spec.inputs) if memory is None else memory
         self.kernel = KernelText(file, kernel_name(self.spec.name), self.spec, memory)
         self.scope = Scope(self.kernel)
         self.scope.wide = is_wide(self.spec, pattern.stmt.axes)
@@ -196,15 +209,22 @@ class _Tile:
         scope = self.scope
         acc = self.kernel.fresh("acc")
         scope.emit(f"{acc} = {scope.full(0, self.accumulator)}")
+        self._main_loop(acc)
+        self._epilogue(acc)
+        tiles = -(-self.shape.m // self.file.constant("BLOCK_M")) * -(-self.shape.n // self.file.constant("BLOCK_N"))
+        self.file.add(self.kernel, self.shape.batch * tiles)
+
+    def _main_loop(self, acc: str) -> None:
+        """Add the products of all tiles along k to the accumulator."""
+        self._loop_over_k(self.scope, acc, f"range(0, {self.shape.k}, {self.block_k})")
+
+    def _loop_over_k(self, scope: Scope, acc: str, steps: str) -> None:
         start = self.kernel.fresh("start")
         loop = scope.child()
         left = self._operand(loop, self.pattern.a, self.m, start, "a")
         right = self._operand(loop, self.pattern.b, self.n, start, "b")
         loop.emit(self._product(acc, left, right))
-        scope.close(f"for {start} in range(0, {self.shape.k}, BLOCK_K):", loop)
-        self._epilogue(acc)
-        tiles = -(-self.shape.m // self.file.constant("BLOCK_M")) * -(-self.shape.n // self.file.constant("BLOCK_N"))
-        self.file.add(self.kernel, self.shape.batch * tiles)
+        scope.close(f"for {start} in {steps}:", loop)
 
     def _open_tile(self) -> None:
         """Tiles in groups of GROUP_M rows, so that neighbours share operands in L2; batch entries outermost."""
@@ -242,23 +262,34 @@ class _Tile:
     # ------------------------------------------------------------ operands
     def _operand(self, loop: Scope, expr: Expr, side: str, start: str, stem: str) -> str:
         """A tile of one operand in the product's type: [BLOCK_M, BLOCK_K] or [BLOCK_K, BLOCK_N]; zero beyond k."""
+        place, depth = self._place_depth(loop, side, start)
+        return self._tile_in(place, expr, side, depth, self.kind, stem)
+
+    def _place_depth(self, loop: Scope, side: str, start: str) -> tuple[Scope, str]:
+        """A scope in which the axes of k run along a tile's depth, and the physical axis that they run along."""
         place = loop.child(inline=True)
         depth = self.kernel.fresh_axis("k_a" if side == self.m else "k_b")
+        block = self.block_k
         lane = "[None, :]" if side == self.m else "[:, None]"
         cast = ".to(tl.int64)" if loop.wide else ""
-        place.emit(f"{depth} = {start}{cast} + tl.arange(0, BLOCK_K){lane}")
-        mask = bounds(place, depth, str(self.shape.k), self.shape.k % self.file.constant("BLOCK_K") == 0, "BLOCK_K")
-        axis = place.bind(depth, self.shape.k, Physical(depth, mask=mask, spans="BLOCK_K"))
+        place.emit(f"{depth} = {start}{cast} + tl.arange(0, {block}){lane}")
+        mask = bounds(place, depth, str(self.shape.k), self.shape.k % self.file.constant(block) == 0, block)
+        axis = place.bind(depth, self.shape.k, Physical(depth, mask=mask, spans=block))
         place.place(unflatten(self.spec, self.pattern.k, axis))
-        place.shape = ("BLOCK_M", "BLOCK_K") if side == self.m else ("BLOCK_K", "BLOCK_N")
+        place.shape = ("BLOCK_M", block) if side == self.m else (block, "BLOCK_N")
+        return place, depth
+
+    def _tile_in(self, place: Scope, expr: Expr, side: str, depth: str, kind: DType, stem: str) -> str:
+        """The tile of an operand's expression in a type, in a local."""
+        mask = place.binding(depth).mask
         value = self._tile_value(place, expr)
         if not (self._is_zero_outside(place, expr, depth) or not mask):
-            zero = "0.0" if self.kind.is_float else "0"
+            zero = "0.0" if kind.is_float else "0"
             value = V(f"tl.where({mask}, {value.text}, {zero})", ATOM, value.type, value.axes | {depth})
-        if value.type is not self.kind:
-            value = V(f"{value.at(ATOM)}.to({TL[self.kind.name]})", ATOM, self.kind, value.axes)
+        if value.type is not kind:
+            value = V(f"{value.at(ATOM)}.to({TL[kind.name]})", ATOM, kind, value.axes)
         if not {side, depth} <= value.axes:
-            value = V(place.broadcast(value), ATOM, self.kind, value.axes)
+            value = V(place.broadcast(value), ATOM, kind, value.axes)
         return place._named(value, stem).text
 
     def _tile_value(self, place: Scope, expr: Expr) -> V:
