@@ -119,7 +119,8 @@ def _demand_active(g: Group, registers: list[int], kind: str) -> None:
             raise Trap("KVC0905", "EXEC depends on a value never written", stale != 0, lane=lane)
 
 
-def _waitcnt(ins: Instruction) -> Step:
+def counters(ins: Instruction) -> tuple[int | None, int | None]:
+    """What s_waitcnt lets stay outstanding: vmcnt and lgkmcnt, None for a counter it does not wait for."""
     vm: int | None = None
     lgkm: int | None = None
     for part in ins.operands:
@@ -133,6 +134,11 @@ def _waitcnt(ins: Instruction) -> Step:
             vm, lgkm = (None if vm == 63 else vm), (None if lgkm == 15 else lgkm)
         elif part != "&":
             raise refuse(ins, f"counter {part!r}")
+    return vm, lgkm
+
+
+def _waitcnt(ins: Instruction) -> Step:
+    vm, lgkm = counters(ins)
 
     def run(g: Group) -> None:
         g.batch.wait(g, vm, lgkm)

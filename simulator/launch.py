@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,7 @@ _GARBAGE = 0xDEAD_BEEF
 class LaunchReport:
     """`seconds` is wall-clock time of the simulation, `cpu_seconds` processor time. `executed` are the
     numbers of the instructions that some wave ran, `workgroups` the flat numbers of those that were run, `sampled`
-    whether that is not all of them.
+    whether that is not all of them. `tier` is what ran it: "numpy" or "c"; `notes` say why not the compiled one.
     """
 
     kernel: str
@@ -43,6 +44,7 @@ class LaunchReport:
     sampled: bool
     executed: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    tier: str = "numpy"
 
 
 def sample_workgroups(grid: Dim3, seed: int, n: int) -> list[int]:
@@ -112,8 +114,12 @@ def launch(
     notes: list[str] = []
     per_batch = _workgroups_per_batch(len(flat), max(options.batch_waves // waves, 1))
     try:
+        why = _compiled(program, kernel, mem, options, flat, grid, block, lds_bytes, seed, pointers)
+        tier = "numpy" if why else "c"
+        if why and options.tier != "numpy":
+            notes.append(f"NumPy tier: {why}")
         with np.errstate(all="ignore"):
-            for at in range(0, len(flat), per_batch):
+            for at in range(0, len(flat) if why else 0, per_batch):
                 part = flat[at : at + per_batch]
                 batch = _run_batch(program, kernel, mem, options, part, grid, block, lds_bytes, seed, pointers, hazards)
                 if batch.atomics_seen and len(flat) < every:
@@ -127,8 +133,58 @@ def launch(
     return LaunchReport(
         kernel_name, counters, time.perf_counter() - started, time.process_time() - processor, hazards, flat,
         len(flat) < every, program.executed(),
-        list(dict.fromkeys(notes)),
+        list(dict.fromkeys(notes)), tier,
     )  # fmt: skip
+
+
+_STATE_WAVES = 1024  # waves whose starting registers are made together for the compiled tier
+
+
+def _compiled(
+    program: Program,
+    kernel: KernelInfo,
+    mem: Memory,
+    options: SimOptions,
+    flat: list[int],
+    grid: Dim3,
+    block: Dim3,
+    lds_bytes: int,
+    seed: int,
+    pointers: tuple[Buffer, Buffer],
+) -> str:
+    """Run the launch in the compiled tier: "" when it is done, else why the NumPy tier has to run it."""
+    if options.tier == "numpy":
+        return "asked for"
+    if options.tier not in ("auto", "c"):
+        raise KvcError("KVC0603", f"no simulator tier {options.tier!r}", hint="one of: auto, numpy, c")
+    from kvc.simulator.native.run import Start, Task, attempt
+
+    waves = (block[0] * block[1] * block[2] + LANES - 1) // LANES
+    each = max(_STATE_WAVES // waves, 1)
+
+    def chunks() -> Iterator[Start]:
+        for at in range(0, len(flat), each):
+            places = _places(flat[at : at + each], grid)
+            lds = Lds(len(places), 0, program.lds_granule, waves, False, False)
+            batch = Batch(
+                program, kernel.name, mem, options, lds, places, waves, None, 0, arch_row(program.arch).lds_banks, seed
+            )
+            g = _start(batch, kernel, block, pointers)
+            ids = np.broadcast_to(g.R[0], (g.W, LANES))
+            yield Start(np.stack([array.view(U32) for array in g.S], axis=1), ids, g.exec64, g.pmask)
+
+    if kernel.scratch:
+        why = "the kernel has scratch memory"
+    else:
+        banks = arch_row(program.arch).lds_banks
+        why = attempt(program, Task(kernel.name, mem, options, waves, lds_bytes, banks, seed, chunks))
+    if why and options.tier == "c":
+        raise KvcError("KVC0902", f"the compiled tier cannot run {kernel.name}: {why}", hint="tier='auto' or 'numpy'")
+    return why
+
+
+def _places(flat: list[int], grid: Dim3) -> list[Dim3]:
+    return [(n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1])) for n in flat]
 
 
 def _workgroups_per_batch(workgroups: int, most: int) -> int:
@@ -245,7 +301,7 @@ def _run_batch(
 ) -> Batch:
     threads = block[0] * block[1] * block[2]
     waves = (threads + LANES - 1) // LANES
-    places = [(n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1])) for n in flat]
+    places = _places(flat, grid)
     lds = Lds(len(flat), lds_bytes, program.lds_granule, waves, options.race and waves > 1, options.uninit)
     scratch = None
     if kernel.scratch:

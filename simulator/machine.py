@@ -30,6 +30,9 @@ class SimOptions:
 
     `race`: LDS races. `waits`: missing s_waitcnt. `uninit`: values never written. `collect`: report races, missing
     waits in `LaunchReport.hazards` and go on, where the default is to fault. `batch_waves`: waves simulated together.
+    `tier`: "numpy" for the machine of this module, "c" for the compiled one, "auto" for the compiled one where it is
+    there and knows the program. Whatever the compiled tier finds is judged by the NumPy tier, which runs the launch
+    again.
     """
 
     race: bool = True
@@ -38,6 +41,7 @@ class SimOptions:
     collect: bool = False
     max_instructions: int = 20_000_000
     batch_waves: int = 256
+    tier: str = "auto"
 
 
 @dataclass

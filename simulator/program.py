@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import kvc.simulator.isa  # noqa: F401  (fills the table)
 from kvc.arch import CDNA, arch
@@ -53,6 +54,7 @@ class Program:
         self.file = file
         self.blocks: dict[int, Block] = {}
         self.targets = _branch_targets(assembly)
+        self.native: Any = None  # the records of the second tier, made when it first runs this program
         self.registers = _registers(assembly)
         self.register_numbers = _register_numbers(self.registers)
         units = [lds.access_width(ins.name) for ins in assembly.code]

@@ -19,7 +19,8 @@ class Step:
     """
 
     __slots__ = (
-        "executions", "in_order", "ins", "kind", "read_mask", "regs", "run", "sources", "stats", "taint", "targets", "write_mask",
+        "executions", "in_order", "ins", "kind", "read_mask", "regs", "run", "sources", "stats", "taint", "targets",
+        "write_mask",
     )  # fmt: skip
 
     def __init__(
