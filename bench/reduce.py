@@ -48,7 +48,7 @@ class Budget:
     macs: int = 20_000_000
     elements: int = 2_000_000
     bytes: int = 4_000_000
-    trials: int = 400
+    trials: int = 1200
 
     def load(self, m: Measurement) -> float:
         """1 or less where the measurement is within the budget."""
@@ -131,7 +131,7 @@ class _Search:
         self.seen: dict[tuple[int, ...], Measurement | None] = {}
         self.stuck: set[_Knob] = set()  # tied to others in a way that single moves cannot follow
         self.full = measure(source, file)
-        self.limit = max(60, min(budget.trials, 40_000 // max(len(self.full.operations), 1)))
+        self.limit = max(60, min(budget.trials, 20_000 // max(len(self.full.operations), 1)))
 
     # ------------------------------------------------------------ trials
     def measured(self, values: Values) -> Measurement | None:
