@@ -52,7 +52,7 @@ def _artifact(task: Task, target: Target, seed: int) -> Artifact:
             continue
         for candidate in emitter.propose(task, emitter.space(task).default, [], seed):
             try:
-                compiled = _compiled(candidate, target, task.arch)
+                compiled = compiled_for(candidate, target, task.arch)
             except KvcError as error:
                 if error.code != "KVC0502":
                     raise
@@ -62,7 +62,7 @@ def _artifact(task: Task, target: Target, seed: int) -> Artifact:
     raise failure(task.spec.name, attempts)
 
 
-def _compiled(candidate: Candidate, target: Target, row: ArchSpec) -> Compiled:
+def compiled_for(candidate: Candidate, target: Target, row: ArchSpec) -> Compiled:
     """Triton compiles for the chip by itself; HIP source goes through the device header and NVIDIA's compiler."""
     if target.suffix != ".hip":
         return target.compile(candidate)
@@ -91,10 +91,10 @@ def module_on_cuda(folder: Path, done: Translation, loaded: Loaded) -> Iterator[
         yield model
 
 
-class _Launcher:
-    """Stands in for `_launch` of a written module. Arguments are packed anew in each call, as its own launcher does."""
+class Driven:
+    """The CUDA driver, and functions of code objects ready to be launched. KVC0601 without a driver."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         from kvc.backends.device.cuda import CUDA_API
         from kvc.backends.device.driver import Driver
 
@@ -102,6 +102,21 @@ class _Launcher:
         if isinstance(opened, Diagnostic):
             raise KvcError(opened.code, opened.message, hint=opened.hint)
         self.driver = opened
+
+    def function(self, binary: bytes, symbol: str, shared: int) -> ctypes.c_void_p:
+        """A function of a code object, allowed so many bytes of shared memory."""
+        found = ctypes.c_void_p(self.driver.function(self.driver.load(binary), symbol))
+        if shared > _ASK_ABOVE:
+            self.driver.call("cuFuncSetAttribute", found, ctypes.c_int(_DYNAMIC_SHARED), ctypes.c_int(shared))
+        return found
+
+
+class _Launcher:
+    """Stands in for `_launch` of a written module. Arguments are packed anew in each call, as its own launcher does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.driven = Driven()
+        self.driver = self.driven.driver
         self.folder = folder
         self.functions: dict[tuple[str, str], ctypes.c_void_p] = {}
         self.count = 0
@@ -121,9 +136,6 @@ class _Launcher:
         )  # fmt: skip
 
     def _load(self, kernel: Any) -> ctypes.c_void_p:
-        module = self.driver.load((self.folder / kernel.file).read_bytes())
-        function = ctypes.c_void_p(self.driver.function(module, kernel.symbol))
-        if kernel.lds > _ASK_ABOVE:
-            self.driver.call("cuFuncSetAttribute", function, ctypes.c_int(_DYNAMIC_SHARED), ctypes.c_int(kernel.lds))
+        function = self.driven.function((self.folder / kernel.file).read_bytes(), kernel.symbol, kernel.lds)
         self.functions[kernel.file, kernel.symbol] = function
         return function

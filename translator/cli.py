@@ -282,6 +282,39 @@ class BenchStage(StrEnum):
 
 @bench_app.command()
 @guarded
+def micro(
+    target: TargetOpt = "triton",
+    cases: Annotated[str, typer.Option("--cases", help="Only cases whose name holds one of these, such as a,b.")] = "",
+    settings: Annotated[int, typer.Option("--settings", min=1, help="Settings of each kernel to time.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the table.")] = None,
+    seed: SeedOpt = 0,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Time single kernels on a CUDA GPU, beside torch and the roofline.
+
+    Kernels are compiled for that GPU from the emitters that write gfx code; what is measured is no evidence for a gfx
+    kernel. Writes micro.json and micro.md.
+    """
+    import json
+
+    from kvc.bench.micro import Request, markdown, run
+
+    console = console_for(as_json, quiet)
+    names = tuple(n for n in cases.split(",") if n)
+    result = run(Request(target, names, settings, seed=seed), console.note)
+    folder = out or Path("out") / f"micro-{target}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "micro.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (folder / "micro.md").write_text(markdown(result), encoding="utf-8")
+    if as_json:
+        print_json({"ok": True, **result})
+    else:
+        console.say(f"{len(result['rows'])} kernels timed; see {folder / 'micro.md'}")
+
+
+@bench_app.command()
+@guarded
 def kernelbench(
     root: Annotated[Path, typer.Option("--root", help="A checkout of ScalingIntelligence/KernelBench.")],
     level: Annotated[str, typer.Option("--level", help="Levels, such as 1,2,3.")] = "1,2,3",
