@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -123,14 +123,22 @@ def compile_candidate(candidate: Candidate) -> Compiled:
     Raises KVC0501 (no Triton), KVC0502 (the source does not import or compile: location, `details["kernel"]`) and
     KVC0603 (the launches do not fit the kernels' parameters).
     """
+    # The figures stand in LLVM's metadata, whoever drove it.
+    from kvc.backends.hip.resources import Resources, parse
+
     started = time.perf_counter()
     version()
     objects: dict[str, CodeObject] = {}
+    resources: dict[str, Resources] = {}
     with _private_module(candidate.source) as (module, path), _fixed_knobs(path.parent):
         for launch in candidate.launches:
             if launch.kernel not in objects:
-                objects[launch.kernel] = _compile_launch(candidate, launch, module)
-    return Compiled(objects, time.perf_counter() - started)
+                code = objects[launch.kernel] = _compile_launch(candidate, launch, module)
+                if candidate.task.arch.vendor == "amd":
+                    used = parse(code.asm)[launch.kernel]
+                    # Triton asks for its LDS at the launch.
+                    resources[launch.kernel] = replace(used, lds_bytes=max(used.lds_bytes, code.lds_bytes))
+    return Compiled(objects, time.perf_counter() - started, dict(resources))
 
 
 @contextmanager
