@@ -40,9 +40,10 @@ def _one_state(
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Within it, recurrent layers that run under torch's Python dispatcher, as they do in a trace, give uninitialised
-    results of the right shape. Layers that run for real are not touched."""
+    """Within it, recurrent layers that run under torch's Python dispatcher or on fake tensors, as they do in a trace,
+    give uninitialised results of the right shape. Layers that run for real are not touched."""
     import torch
+    from torch._decomp import decomposition_table
 
     aten = torch.ops.aten
     short: dict[Any, Callable[..., Any]] = {
@@ -50,12 +51,15 @@ def shapes_only() -> Iterator[None]:
         **dict.fromkeys((aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input), _one_state),
     }
     saved = {op: dict(op.py_kernels) for op in short}
+    rules = {op: decomposition_table[op] for op in short if op in decomposition_table}
     try:
+        decomposition_table.update({op: short[op] for op in rules})
         for op, shape in short.items():
             op.py_kernels.update(dict.fromkeys(op.py_kernels, shape))
             op._dispatch_cache.clear()
         yield
     finally:
+        decomposition_table.update(rules)
         for op, kernels in saved.items():
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
