@@ -16,7 +16,7 @@ from kvc.simulator import alu, control, lanes, mfma, smem, vmem
 from kvc.simulator import lds as lds_unit
 from kvc.simulator.asm import Instruction
 from kvc.simulator.isa.table import REGISTRY, Op
-from kvc.simulator.native.source import MASKS, numbers, plain, words
+from kvc.simulator.native.source import FLAVOURS, MASKS, numbers, plain, words
 from kvc.simulator.operands import FLOATS, Operand, constant_bits, parse_operand, part_shift, set_bits, symbol_value
 from kvc.simulator.program import Program, decode
 from kvc.simulator.state import EXEC, LANES, VCC
@@ -30,12 +30,13 @@ _SCC = 128
 _OP_NAMES = (
     "alu", "refused", "nop", "jump", "branch", "end", "barrier", "wait", "saveexec", "load", "store", "lds_read",
     "lds_write", "smem", "mfma", "readlane", "writelane", "swap", "permute", "swizzle", "setpc", "getpc", "fence",
+    "load_lds",
 )  # fmt: skip
 OPS = {name: i for i, name in enumerate(_OP_NAMES)}
 _VECTOR, _SCALAR, _CONSTANT, _MASK, _SCC_LANES, _EXEC_LANES, _VCCZ, _EXECZ = range(8)
 _SHIFT, _HALVES, _SIGNED, _MIXED = range(1, 5)
 _MOVED = 128  # a word whose lanes DPP moves first
-_SPREAD, _DEMAND, _LINEAR, _BITWISE, _SELECT, _OWN = range(6)
+_SPREAD, _DEMAND, _LINEAR, _BITWISE, _SELECT, _OWN, _PAIRS, _PACKED, _LOW_FIRST = range(9)
 _CONDITIONS = ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz")
 _COMBINE = ("and", "or", "xor", "andn1", "andn2", "orn1", "orn2", "nand", "nor", "xnor")
 _TAG_LOAD, _TAG_STORE, _TAG_FLAT = 1, 2, 32
@@ -201,20 +202,21 @@ class Encoder:
     # ---- ALU
 
     def _alu(self, ins: Instruction, record: Any, step: Step, op: Op) -> None:
-        if op.name not in numbers():
+        form = f"{op.name} clamp" if ins.mods.get("clamp") and op.clamp_fn is not None else op.name
+        if form not in numbers():
             raise NoForm("opcode without a C form")
-        if ins.mods.get("clamp") and op.clamp_fn is not None:
-            raise NoForm("integer clamp")
         bound = alu._Bound(ins, op)
         scalar = op.fmt in alu._SCALAR_FORMATS
         encoding = "dpp" if "dpp" in ins.suffix else "sdwa" if ins.suffix == "sdwa" else ""
-        record["op"], record["fn"], record["scalar"] = OPS["alu"], numbers()[op.name], scalar
+        record["op"], record["fn"], record["scalar"] = OPS["alu"], numbers()[form], scalar
         record["imm"] = int(ins.mods.get("bitop3", 0))
+        if "fp8" in op.src:
+            record["imm"] = FLAVOURS.index(arch_row(self.program.arch).fp8)
         if encoding == "dpp":
             record["dpp"] = self._dpp(ins)
         inputs: list[tuple[Any, ...]] = []
         for position, (kind, operand) in enumerate(zip(op.src, bound.sources, strict=True)):
-            if kind == "bitop3":
+            if kind in ("bitop3", "fp8"):
                 continue
             inputs += self._source(ins, op, kind, operand, position, encoding, scalar)
         outputs = [
@@ -238,6 +240,12 @@ class Encoder:
             return _DEMAND
         if op.fmt in alu._SCALAR_FORMATS or encoding or alu._field(ins, op, op.dst[0], encoding) is not None:
             return _SPREAD
+        if op.name in alu._LOW_FIRST:
+            record["p"][0] = _high_words(op)
+            return _LOW_FIRST
+        if op.fmt == "vop3p" and op.dst[0].startswith("pk_") and all(kind.startswith("pk_") for kind in op.src):
+            record["p"][0] = op.name == "v_pk_mov_b32"
+            return _PAIRS if words(op.dst[0]) == 2 else _PACKED
         if any(source.neg or source.absolute for source in bound.sources) or words(op.dst[0]) > 1:
             return _SPREAD
         if op.name == "v_cndmask_b32" and bound.sources[2].kind == "s" and bound.sources[2].register < EXEC:
@@ -256,8 +264,6 @@ class Encoder:
     ) -> list[tuple[Any, ...]]:
         """The WORDs of one source."""
         kind = kind.removeprefix("D.")
-        if kind == "fp8":
-            raise NoForm("8-bit format")
         if kind in MASKS:
             return [self._mask_source(kind, operand, scalar)]
         if kind in ("simm16", "uimm16"):
@@ -321,7 +327,7 @@ class Encoder:
             if shift:
                 item[1:4] = [_SHIFT, shift, 0]
         elif plain(kind) in ("u8", "i8", "b8"):
-            raise NoForm("byte operand")
+            item[1:4] = [_SHIFT, part_shift(ins, 1, position), 0]
 
     def _mixed(self, ins: Instruction, operand: Operand, position: int, item: list[Any]) -> None:
         half, top = _bit(ins, "op_sel_hi", position, 0), _bit(ins, "op_sel", position, 0)
@@ -348,9 +354,11 @@ class Encoder:
     def _packed_pair(
         self, ins: Instruction, op: Op, kind: str, operand: Operand, position: int
     ) -> list[tuple[Any, ...]]:
-        if op.name == "v_pk_mov_b32" or operand.neg or operand.absolute:
+        if operand.neg or operand.absolute:
             raise NoForm("operand of a packed instruction")
         picks = _bit(ins, "op_sel", position, 0), _bit(ins, "op_sel_hi", position, 1)
+        if op.name == "v_pk_mov_b32":
+            picks = (picks[0], picks[0])
         signs = _bit(ins, "neg_lo", position, 0), _bit(ins, "neg_hi", position, 0)
         out = []
         for pick, sign in zip(picks, signs, strict=True):
@@ -516,10 +524,15 @@ class Encoder:
         assert match is not None
         space, action, rest = match.groups()
         table = {"load": vmem._LOADS, "store": vmem._STORES}.get(action, {})
-        if rest not in table or space == "scratch" or "lds" in ins.mods:
+        into_lds = rest.startswith("lds_") or "lds" in ins.mods
+        rest = rest.removeprefix("lds_")
+        if rest not in table or space == "scratch":
             raise NoForm("opcode without a C form")
         form = table[rest]
         texts = list(ins.operands)
+        if into_lds:
+            self._load_to_lds(ins, record, step, space, form, texts)
+            return
         loads = action == "load"
         data = parse_operand(texts.pop(0 if loads or space == "buffer" else 1), ins).register
         count = max(form.width // 4, 1)
@@ -527,6 +540,21 @@ class Encoder:
         flags = (form.signed | 2 * form.half | 4 * form.high) if loads else (16 if form.high else 0)
         record["tag"] = _TAG_FLAT if space == "flat" else _TAG_LOAD if loads else _TAG_STORE
         record["p"][3:7] = [int(ins.mods.get("offset", 0)), self._row(data), form.width, flags]
+        self._address(ins, record, space, texts)
+        own = len(step.sources) - (count if not loads else int(form.half))
+        self._checks(record, step, _DEMAND, step.sources[:own])
+
+    def _load_to_lds(
+        self, ins: Instruction, record: Any, step: Step, space: str, form: vmem.Form, texts: list[str]
+    ) -> None:
+        record["op"] = OPS["load_lds"]
+        offset = int(ins.mods.get("offset", 0))
+        record["p"][3:9] = [offset, 0, form.width, form.signed, 0, offset]
+        self._address(ins, record, space, texts)
+        self._checks(record, step, _DEMAND)
+
+    def _address(self, ins: Instruction, record: Any, space: str, texts: list[str]) -> None:
+        """p[0] the form, p[1] the vector register, p[2] the scalar one, p[7] what a buffer's offset is made of."""
         operands = [parse_operand(text, ins) for text in texts]
         record["p"][1] = self._row(operands[0].register)
         if space == "buffer":
@@ -540,8 +568,6 @@ class Encoder:
             record["p"][0], record["p"][2] = _SADDR, operands[1].register
         else:
             record["p"][0] = _PAIR
-        own = len(step.sources) - (count if not loads else int(form.half))
-        self._checks(record, step, _DEMAND, step.sources[:own])
 
     def _lds(self, ins: Instruction, record: Any, step: Step) -> None:
         registers = [self._row(parse_operand(text, ins).register) for text in ins.operands]
@@ -558,6 +584,9 @@ class Encoder:
             width = lds_unit._READ_WORDS.get(ins.name) or (1 if read and read[1].endswith("8") else 2)
             if read:
                 flags = read[1].startswith("i") | 2 * bool(read[2]) | 4 * bool(read[3])
+        elif ins.name in lds_unit._TRANSPOSE:
+            reads, width = True, 8
+            record["p"][7] = lds_unit._TRANSPOSE[ins.name]
         elif ins.name in lds_unit._WRITE:
             reads, width, flags = False, lds_unit._WRITE[ins.name], 16 if ins.name.endswith("_hi") else 0
         else:
@@ -622,3 +651,12 @@ class Encoder:
 def _bit(ins: Instruction, name: str, position: int, default: int) -> int:
     bits = ins.mods.get(name)
     return bits[position] if bits is not None and position < len(bits) else default
+
+
+def _high_words(op: Op) -> int:
+    """The upper words of 64-bit sources, one bit for each word of a record."""
+    mask = at = 0
+    for kind in op.src:
+        at += words(kind)
+        mask |= (words(kind) == 2) << (at - 1)
+    return mask

@@ -3,7 +3,8 @@
 Operand types are not repeated here: they come from the opcode's `Op`. In an expression `a`, `b`, `c`, `e` are the
 typed sources in the order of `Op.src` (halves as float, lane masks as 0 or 1), `A`, `B`, `C`, `E` their raw bits, and
 `r`, `q` the results. Packed operands are taken element by element, or named `a0`, `a1` where the result is not packed.
-A form that starts with "raw " gives the bits of a float result. Functions called here stand in `ops.h`.
+A form that starts with "raw " gives the bits of a float result, one that starts with "pair " the two elements of a
+packed one. Names with " clamp" at their end are the saturating forms. Functions called here stand in `ops.h`.
 
 Every form is compared with the NumPy function of its opcode on random and special operands (tests/simulator/native).
 """
@@ -84,7 +85,15 @@ _FIXED = {
     "v_cvt_pk_u16_u32": "(a > 65535 ? 65535 : a) | (b > 65535 ? 65535 : b) << 16",
     "v_cvt_pk_i16_i32": "(clamped(a, -32768, 32767) & 0xffff) | (u32)clamped(b, -32768, 32767) << 16",
     "v_pack_b32_f16": "A | B << 16",
+    "v_cvt_pk_f32_fp8": "raw pair small_fp8[imm][A & 255], small_fp8[imm][A >> 8]",
+    "v_cvt_pk_f32_bf8": "raw pair small_bf8[imm][A & 255], small_bf8[imm][A >> 8]",
+    "v_cvt_f32_fp8": "raw small_fp8[imm][A]", "v_cvt_f32_bf8": "raw small_bf8[imm][A]",
+    "v_cvt_pk_fp8_f32": "encoded(&format_fp8[imm], a, -1) | encoded(&format_fp8[imm], b, -1) << 8",
+    "v_cvt_pk_bf8_f32": "encoded(&format_bf8[imm], a, -1) | encoded(&format_bf8[imm], b, -1) << 8",
+    "v_cvt_sr_fp8_f32": "encoded(&format_fp8[imm], a, noise_of(b, 20))",
+    "v_cvt_sr_bf8_f32": "encoded(&format_bf8[imm], a, noise_of(b, 21))",
     # division
+    "v_div_scale_f32": "div_scale32(a, b, c, &q)", "v_div_fmas_f32": "div_fmas32(a, b, c, e)",
     "v_div_fixup_f32": "div_fixup32(a, b, c)",
     # carries and selection
     "v_add_co_u32": "a + b; q = r < a", "v_sub_co_u32": "a - b; q = b > a", "v_subrev_co_u32": "b - a; q = a > b",
@@ -130,6 +139,7 @@ _FIXED = {
     "v_dot2_f32_f16": "(c + a0 * b0) + a1 * b1", "v_dot2c_f32_f16": "(c + a0 * b0) + a1 * b1",
     "v_dot2_i32_i16": "(u32)((i32)a0 * b0) + (u32)((i32)a1 * b1) + (u32)c",
     "v_dot4_i32_i8": "dot4_signed(A, B) + (u32)c", "v_dot4c_i32_i8": "dot4_signed(A, B) + (u32)c",
+    "v_pk_mov_b32": "pair A0, B0",
     # scalar
     "s_add_u32": "a + b; q = r < a", "s_sub_u32": "a - b; q = b > a",
     "s_add_i32": "(i32)((u32)a + (u32)b); q = ((a ^ r) & (b ^ r)) < 0",
@@ -167,6 +177,14 @@ _FIXED = {
     "s_addk_i32": "(i32)((u32)a + (u32)b); q = ((a ^ r) & (b ^ r)) < 0", "s_mulk_i32": "(u32)a * (u32)b",
 }  # fmt: skip
 
+_SATURATING = {
+    "v_add_{}": "(i64)a + (i64)b", "v_sub_{}": "(i64)a - (i64)b", "v_subrev_{}": "(i64)b - (i64)a",
+    "v_mad_{}_u24": "(i64)(a & 0xffffff) * (b & 0xffffff) + c",
+    "v_mad_{}_i24": "(i64)signed24(a) * signed24(b) + c", "v_pk_add_{}": "(i64)a + (i64)b",
+    "v_pk_sub_{}": "(i64)a - (i64)b",
+}  # fmt: skip
+_LIMITS = {"u32": (0, 2**32 - 1), "i32": (-(2**31), 2**31 - 1), "u16": (0, 2**16 - 1), "i16": (-(2**15), 2**15 - 1)}
+
 
 @cache
 def forms() -> dict[str, str]:
@@ -190,7 +208,11 @@ def forms() -> dict[str, str]:
     for i in range(4):
         out[f"v_cvt_f32_ubyte{i}"] = f"(float)(a >> {8 * i} & 255)"
     out |= _compares()
-    return {name: text for name, text in out.items() if name in REGISTRY}
+    for name, text in _SATURATING.items():
+        for kind, (low, high) in _LIMITS.items():
+            if name.format(kind) in REGISTRY and REGISTRY[name.format(kind)].clamp_fn:
+                out[f"{name.format(kind)} clamp"] = f"clamped64({text}, {low}ll, {high}ll)"
+    return {name: text for name, text in out.items() if name.removesuffix(" clamp") in REGISTRY}
 
 
 def _compares() -> dict[str, str]:

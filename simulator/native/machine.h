@@ -16,12 +16,12 @@
 
 enum { OP_ALU, OP_REFUSED, OP_NOP, OP_JUMP, OP_BRANCH, OP_END, OP_BARRIER, OP_WAIT, OP_SAVEEXEC, OP_LOAD, OP_STORE,
        OP_LDS_READ, OP_LDS_WRITE, OP_SMEM, OP_MFMA, OP_READLANE, OP_WRITELANE, OP_SWAP, OP_PERMUTE, OP_SWIZZLE,
-       OP_SETPC, OP_GETPC, OP_FENCE };
+       OP_SETPC, OP_GETPC, OP_FENCE, OP_LOAD_LDS };
 enum { W_VECTOR, W_SCALAR, W_CONSTANT, W_MASK, W_SCC, W_EXEC, W_VCCZ, W_EXECZ };
 enum { X_NONE, X_SHIFT, X_HALVES, X_SIGNED, X_MIXED };
 enum { D_VECTOR, D_SCALAR, D_MASK, D_SCC };
-enum { T_SPREAD, T_DEMAND, T_LINEAR, T_BITWISE, T_SELECT, T_OWN };
-enum { TAG_LOAD = 1, TAG_STORE = 2, TAG_DS = 4, TAG_DS_WRITE = 8, TAG_SMEM = 16, TAG_FLAT = 32 };
+enum { T_SPREAD, T_DEMAND, T_LINEAR, T_BITWISE, T_SELECT, T_OWN, T_PAIR, T_HALVES, T_LOW_FIRST };
+enum { TAG_LOAD = 1, TAG_STORE = 2, TAG_DS = 4, TAG_DS_WRITE = 8, TAG_SMEM = 16, TAG_FLAT = 32, TAG_DMA = 64 };
 enum { SPACE_SADDR, SPACE_PAIR, SPACE_BUFFER };
 enum { RUN_ON = 0, AT_BARRIER = 1, ENDED = 2, REFUSED = 10, OUT_OF_BOUNDS, MISALIGNED, UNWRITTEN, HAZARD, RACE, BARRIER,
        LIMIT, WILD_JUMP };
@@ -42,7 +42,7 @@ typedef struct { u64 start, size; u8 *data, *written, *kept, *kept_written; u64 
 typedef struct { i32 m, n, k, blocks, per_lane, left, right, result; const i64 *left_index, *right_index;
                  const float *left_table, *right_table; } Matrix;
 typedef struct { u8 index[LANES], valid[LANES], write[LANES]; i32 zero_fill, pad; } Dpp;
-typedef struct { u64 set[SET_WORDS]; i32 tag, count, width, slot; } Pending;
+typedef struct { u64 set[SET_WORDS], lanes; i32 tag, count, width, slot, base, pad; } Pending;
 typedef struct {
   u32 *V, *P;
   u32 S[132], SP[132];
@@ -56,14 +56,14 @@ typedef struct {
   Pending queue[2][RING];
   u32 address[SLOTS][2 * LANES];  /* of LDS reads that may be outstanding at a barrier */
 } Wave;
-typedef struct { u64 bytes; double lines, line_samples, conflicts, conflict_samples; u64 executions; } Stats;
+typedef struct { u64 bytes, more_bytes; double lines, line_samples, conflicts, conflict_samples; u64 executions; } Stats;
 typedef struct {
   const Ins *code; const i32 *sources; const u32 *source_bits; const i32 *target_list; const u32 (*constants)[LANES];
   const Dpp *dpp; const Matrix *matrices; Buffer *buffers; Stats *stats; u64 *counts;
-  Wave *waves; u8 *lds, *lds_valid; u32 *lds_writers, *lds_readers;
+  Wave *waves; u8 *lds, *lds_valid; u32 *lds_writers, *lds_readers, *lds_flights;
   u64 limit;
   i32 code_count, buffer_count, vector_rows, accumulators_at, waves_per_group, lds_bytes, granule, banks;
-  i32 check_races, check_waits, check_unwritten, last_buffer, where, dirty_low, dirty_high, seed;
+  i32 check_races, check_waits, check_unwritten, last_buffer, where, dirty_low, dirty_high, seed, flights, found;
 } Machine;
 
 /* ---- registers and sets */
@@ -275,8 +275,26 @@ static void alu_vector(Machine *m, Wave *w, const Ins *i) {
 
 /* ---- what an instruction does to values never written; nonzero ends the run */
 
+/* packed results: each half or dword depends on the parts that op_sel picks for it; p[0]: result k is source k */
+static void taint_parts(Machine *m, Wave *w, const Ins *i) {
+  u32 own[LANES], out[2][LANES];
+  memset(out, 0, sizeof out);
+  for (int k = 0; k < i->words; k++) {
+    const Word *o = &i->w[k];
+    if (!stale_word(m, w, o, own)) continue;
+    if (i->taint == T_PAIR) {
+      if (i->p[0] && k / 2 != (k & 1)) continue;
+      for (int l = 0; l < LANES; l++) out[k & 1][l] |= own[l] ? ~0u : 0;
+    } else for (int h = 0; h < 2; h++) {
+      int at = (o->change & 127) == X_HALVES ? (h ? o->upper : o->shift) : 16 * h;
+      for (int l = 0; l < LANES; l++) out[0][l] |= own[l] >> at & 0xffff ? 0xffffu << 16 * h : 0;
+    }
+  }
+  for (int k = 0; k < i->target_count; k++) stain_row(m, w, m->target_list[i->target_at + k], out[k], ~0u);
+}
 static int taint(Machine *m, Wave *w, const Ins *i) {
   u32 lanes[LANES], room[8][LANES], s0[LANES];
+  if (i->taint == T_PAIR || i->taint == T_HALVES) { taint_parts(m, w, i); return 0; }
   if (i->taint == T_LINEAR || i->taint == T_BITWISE || i->taint == T_SELECT) {
     const u32 *s[8];
     u32 own[8][LANES], bad[LANES], any = 0;
@@ -327,7 +345,14 @@ static int taint(Machine *m, Wave *w, const Ins *i) {
     for (int k = 0; partly && k < i->target_count; k++) any |= (u32)in_set(w->stale, m->target_list[i->target_at + k]);
     if (any) for (int l = 0; l < LANES; l++) lanes[l] = ~0u;
   }
+  if (i->taint == T_LOW_FIRST) {  /* sums of 64 bits: the low dword does not depend on the high words (p[0]) */
+    memset(s0, 0, sizeof s0);
+    for (int k = 0; k < i->words; k++)
+      if (!(i->p[0] >> k & 1) && stale_word(m, w, &i->w[k], room[0]))
+        for (int l = 0; l < LANES; l++) s0[l] |= room[0][l] ? ~0u : 0;
+  }
   stain_targets(m, w, i, any ? lanes : 0);
+  if (i->taint == T_LOW_FIRST) stain_row(m, w, m->target_list[i->target_at], s0, ~0u);
   return 0;
 }
 
@@ -347,7 +372,13 @@ static int unordered(const Wave *w, int c) {
     if (w->queue[c][(w->head[c] + k) % RING].tag & (TAG_SMEM | TAG_FLAT)) return 1;
   return 0;
 }
-static void drop(Wave *w, int c, int count) { w->head[c] = (w->head[c] + count) % RING; w->length[c] -= count; }
+static void land(Machine *m, const Wave *w, const Pending *e);
+static void drop(Machine *m, Wave *w, int c, int count) {
+  for (int k = 0; k < count; k++) {
+    const Pending *e = &w->queue[c][(w->head[c] + k) % RING];
+    if (e->tag == TAG_DMA) land(m, w, e);
+  }
+  w->head[c] = (w->head[c] + count) % RING; w->length[c] -= count; }
 static Pending *append(Wave *w, int c, int tag) {
   if (w->length[c] >= RING) return 0;
   Pending *e = &w->queue[c][(w->head[c] + w->length[c]++) % RING];
@@ -367,13 +398,13 @@ static int issue(Machine *m, Wave *w, const Ins *i, int c, int tag, int writes) 
     w->watch[j] |= e->set[j];
   }
   /* a counter that is full holds an operation back until the oldest has returned */
-  if (w->length[c] > (c ? 15 : 63) && !unordered(w, c)) { drop(w, c, 1); refresh(w); }
+  if (w->length[c] > (c ? 15 : 63) && !unordered(w, c)) { drop(m, w, c, 1); refresh(w); }
   return 0;
 }
-static void wait_for(Wave *w, int vm, int lgkm) {
-  if (vm >= 0 && w->length[0] > vm) drop(w, 0, w->length[0] - vm);
-  if (lgkm == 0) drop(w, 1, w->length[1]);
-  else if (lgkm > 0 && w->length[1] > lgkm && !unordered(w, 1)) drop(w, 1, w->length[1] - lgkm);
+static void wait_for(Machine *m, Wave *w, int vm, int lgkm) {
+  if (vm >= 0 && w->length[0] > vm) drop(m, w, 0, w->length[0] - vm);
+  if (lgkm == 0) drop(m, w, 1, w->length[1]);
+  else if (lgkm > 0 && w->length[1] > lgkm && !unordered(w, 1)) drop(m, w, 1, w->length[1] - lgkm);
   refresh(w);
 }
 static int hazard(const Wave *w, const Ins *i) {
@@ -625,7 +656,8 @@ static int lds_addresses(Machine *m, Wave *w, int row, u32 offset, int width, u3
   if (w->exec && (m->lds_bytes < width || most > (u32)(m->lds_bytes - width))) return OUT_OF_BOUNDS;
   return low & (u32)((width < 4 ? width : 4) - 1) ? MISALIGNED : 0;
 }
-static int lds_race(Machine *m, const Wave *w, const u32 *at, u64 mask, int width, int writes) {
+/* `same`: lanes whose write leaves the bytes as they are, which waves may do side by side */
+static int lds_race(Machine *m, const Wave *w, const u32 *at, u64 mask, int width, int writes, u64 same) {
   if (!m->check_races) return 0;
   u32 own = 1u << w->number, bad = 0;
   int shift = __builtin_ctz((u32)m->granule), pieces = width / m->granule < 1 ? 1 : width / m->granule;
@@ -633,13 +665,89 @@ static int lds_race(Machine *m, const Wave *w, const u32 *at, u64 mask, int widt
     if (!(mask >> l & 1)) continue;
     int first = (int)(at[l] >> shift);
     for (int k = first; k < first + pieces; k++) {
-      bad |= m->lds_writers[k] | (writes ? m->lds_readers[k] : 0);
+      u32 wrote = m->lds_writers[k], read = m->lds_readers[k] & ~wrote;
+      /* a wave that wrote these bytes itself, with the value they still have, may read them */
+      bad |= writes ? (same >> l & 1 ? read : wrote | m->lds_readers[k]) & ~own : wrote & own ? 0 : wrote;
       if (writes) m->lds_writers[k] |= own; else m->lds_readers[k] |= own;
     }
     m->dirty_low = first < m->dirty_low ? first : m->dirty_low;
     m->dirty_high = first + pieces > m->dirty_high ? first + pieces : m->dirty_high;
   }
-  return bad & ~own ? RACE : 0;
+  return bad ? RACE : 0;
+}
+/* a wave must not touch bytes that its own load into LDS is still to write */
+static int in_flight(const Machine *m, const Wave *w, const u32 *at, u64 mask, int width) {
+  if (!m->flights) return 0;
+  int shift = __builtin_ctz((u32)m->granule), pieces = width / m->granule < 1 ? 1 : width / m->granule;
+  for (int l = 0; l < LANES; l++)
+    for (int k = (int)(at[l] >> shift), end = k + pieces; mask >> l & 1 && k < end; k++)
+      if (m->lds_flights[k] >> w->number & 1) return HAZARD;
+  return 0;
+}
+/* the write of a load into LDS counts in every epoch from its issue to its wait */
+static int note_flight(Machine *m, const Wave *w, const Pending *e, int on) {
+  u32 at[LANES];
+  int shift = __builtin_ctz((u32)m->granule), pieces = e->width / m->granule < 1 ? 1 : e->width / m->granule;
+  for (int l = 0; l < LANES; l++) {
+    at[l] = (u32)(e->base + l * e->width);
+    for (int k = (int)(at[l] >> shift), end = k + pieces; e->lanes >> l & 1 && k < end; k++)
+      if (on) m->lds_flights[k] |= 1u << w->number; else m->lds_flights[k] &= ~(1u << w->number);
+  }
+  return lds_race(m, w, at, e->lanes, e->width, 1, 0);
+}
+static void land(Machine *m, const Wave *w, const Pending *e) {
+  m->flights--;
+  m->found |= note_flight(m, w, e, 0);
+}
+static int load_lds(Machine *m, Wave *w, const Ins *i) {
+  u64 at[LANES], mask;
+  int width = i->p[5], wide = width < 4 ? 4 : width, count = wide / 4;
+  if (!m->check_waits) return REFUSED;
+  int bad = addresses(m, w, i, at, &mask, width);
+  if (bad) return bad;
+  i64 base = (i64)w->S[124] + i->p[8];
+  if (base + wide * LANES > m->lds_bytes) return OUT_OF_BOUNDS;
+  if ((u64)base & (u64)(wide < 4 ? wide - 1 : 3)) return MISALIGNED;
+  if (mask && !aligned(at, mask, width)) return MISALIGNED;
+  for (int l = 0; l < LANES; l++) {
+    if (!(w->exec >> l & 1)) continue;
+    u32 value[4] = {0, 0, 0, 0};
+    int all = 1;
+    if (mask >> l & 1) {
+      Buffer *own = find(m, at[l], at[l] + (u64)width);
+      if (!own) return OUT_OF_BOUNDS;
+      u64 place = at[l] - own->start;
+      memcpy(value, own->data + place, (u32)width);
+      if (own->written && m->check_unwritten) for (int k = 0; k < width; k++) all &= own->written[place + (u32)k];
+    }
+    if (width < 4) value[0] = narrow(value[0], width, i->p[6]);
+    memcpy(m->lds + base + l * wide, value, 4u * (u32)count);
+    memset(m->lds_valid + base + l * wide, all || !m->check_unwritten, (u32)wide);
+  }
+  m->stats[i - m->code].bytes += (u64)__builtin_popcountll(mask) * (u64)width;
+  m->stats[i - m->code].more_bytes += (u64)__builtin_popcountll(w->exec) * (u64)wide;
+  count_lines(m, i, at, mask);
+  bad = issue(m, w, i, 0, TAG_DMA, 0);
+  if (bad) return bad;
+  Pending *e = &w->queue[0][(w->head[0] + w->length[0] - 1) % RING];
+  e->base = (i32)base;
+  e->width = wide;
+  e->lanes = w->exec;
+  m->flights++;
+  return note_flight(m, w, e, 1);
+}
+/* ds_read_b64_tr: in blocks of 16 lanes a matrix with rows of 16 elements; lane i receives column i */
+static void transpose(u32 (*value)[LANES], int bits) {
+  u32 out[2][LANES];
+  int each = 64 / bits;
+  u32 field = (1u << bits) - 1;
+  memset(out, 0, sizeof out);
+  for (int l = 0; l < LANES; l++)
+    for (int r = 0; r < each; r++) {
+      int from = r * 16 + (l & 15), lane = (l & 48) + from / each, place = from % each * bits, to = r * bits;
+      out[to / 32][l] |= (value[place / 32][lane] >> place % 32 & field) << to % 32;
+    }
+  memcpy(value, out, sizeof out);
 }
 static int lds_read(Machine *m, Wave *w, const Ins *i) {
   const i32 *p = i->p;  /* target, address, offset, second offset or -1, width, flags */
@@ -649,8 +757,8 @@ static int lds_read(Machine *m, Wave *w, const Ins *i) {
   for (int h = 0; h < halves; h++) {
     bad = lds_addresses(m, w, p[1], (u32)(h ? p[3] : p[2]), width, at[h]);
     if (bad) return bad;
-    bad = lds_race(m, w, at[h], w->exec, width, 0);
-    if (bad) return bad;
+    bad = lds_race(m, w, at[h], w->exec, width, 0, 0);
+    if (bad || (bad = in_flight(m, w, at[h], w->exec, width))) return bad;
     count_conflicts(m, w, i, at[h], width);
     for (int l = 0; l < LANES; l++) {
       if (!(w->exec >> l & 1)) continue;
@@ -669,6 +777,11 @@ static int lds_read(Machine *m, Wave *w, const Ins *i) {
     }
   }
   m->stats[i - m->code].bytes += (u64)__builtin_popcountll(w->exec) * (u64)(width * halves);
+  if (p[7]) {
+    if (w->exec != ~0ull) return REFUSED;
+    transpose(value[0], p[7]);
+    for (int b = 0; b < LANES; b += 16) if (stale[0] >> b & 0xffff) stale[0] |= 0xffffull << b;
+  }
   for (int h = 0; h < halves; h++)
     bind_loaded(m, w, p[0] + h * count, value[h], width, p[5], m->check_unwritten ? stale[h] : 0);
   bad = issue(m, w, i, 1, TAG_DS, 1);
@@ -688,8 +801,17 @@ static int lds_write(Machine *m, Wave *w, const Ins *i) {
     u32 at[LANES];
     int row = h ? p[6] : p[0], bad = lds_addresses(m, w, p[1], (u32)(h ? p[3] : p[2]), width, at);
     if (bad) return bad;
-    bad = lds_race(m, w, at, w->exec, width, 1);
-    if (bad) return bad;
+    u64 same = 0;
+    for (int l = 0; l < LANES; l++) {
+      u8 fresh[16];
+      if (!(w->exec >> l & 1) || !m->check_races) continue;
+      put_lane(fresh, w->V + row * LANES, l, width, p[5]);
+      int equal = 1;
+      for (int k = 0; k < width; k++) equal &= fresh[k] == m->lds[at[l] + (u32)k];
+      same |= (u64)equal << l;
+    }
+    bad = lds_race(m, w, at, w->exec, width, 1, same);
+    if (bad || (bad = in_flight(m, w, at, w->exec, width))) return bad;
     count_conflicts(m, w, i, at, width);
     u64 stale = m->check_unwritten ? stale_data(m, w, row, width, p[5]) : 0;
     for (int l = 0; l < LANES; l++) {
@@ -719,8 +841,12 @@ static void next_epoch(Machine *m) {
       if (e->tag != TAG_DS || !e->count) continue;
       for (int j = 0; j < e->count; j += LANES) {
         int some = e->count - j < LANES ? e->count - j : LANES;
-        lds_race(m, w, w->address[e->slot] + j, some == LANES ? ~0ull : (1ull << some) - 1, e->width, 0);
+        m->found |= lds_race(m, w, w->address[e->slot] + j, some == LANES ? ~0ull : (1ull << some) - 1, e->width, 0, 0);
       }
+    }
+    for (int k = 0; k < w->length[0]; k++) {
+      const Pending *e = &w->queue[0][(w->head[0] + k) % RING];
+      if (e->tag == TAG_DMA) m->found |= note_flight(m, w, e, 1);
     }
   }
 }
@@ -927,7 +1053,8 @@ static int perform(Machine *m, Wave *w, const Ins *i) {
   case OP_BRANCH: if (taken(w, i->p[0])) w->pc = i->jump; return 0;
   case OP_END: return ENDED;
   case OP_BARRIER: return m->waves_per_group > 1 && pending_write(w) ? HAZARD : AT_BARRIER;
-  case OP_WAIT: if (m->check_waits) wait_for(w, i->p[0], i->p[1]); return 0;
+  case OP_LOAD_LDS: return load_lds(m, w, i);
+  case OP_WAIT: if (m->check_waits) wait_for(m, w, i->p[0], i->p[1]); return m->found;
   case OP_SAVEEXEC: return save_exec(m, w, i);
   case OP_LOAD: return load(m, w, i);
   case OP_STORE: return store(m, w, i);
@@ -1001,11 +1128,14 @@ static void start(Machine *m, Wave *w, int number, const u32 *scalars, const u32
 int kvc_run(Machine *m, const u32 *scalars, const u32 *ids, const u64 *exec, const u64 *stale) {
   int n = m->waves_per_group;
   memset(m->lds, 0, (u32)m->lds_bytes);
+  if (m->flights) memset(m->lds_flights, 0, 4u * (u32)(m->lds_bytes / m->granule + 1));
+  m->flights = m->found = 0;
   memset(m->lds_valid, m->check_unwritten ? 0 : 1, (u32)m->lds_bytes);
   for (int k = 0; k < n; k++) start(m, &m->waves[k], k, scalars + 128 * k, ids + LANES * k, exec[k], stale);
   for (;;) {
     int waiting = 0, ended = 0, place = -1;
     next_epoch(m);
+    if (m->found) return m->found;
     for (int k = 0; k < n; k++) {
       Wave *w = &m->waves[(k + m->seed) % n];
       if (w->state != ENDED) {
@@ -1018,7 +1148,7 @@ int kvc_run(Machine *m, const u32 *scalars, const u32 *ids, const u64 *exec, con
       place = w->pc;
       waiting++;
     }
-    if (!waiting) { next_epoch(m); return 0; }
+    if (!waiting) { next_epoch(m); return m->found; }
     if (ended) return BARRIER;
   }
 }

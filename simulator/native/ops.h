@@ -221,3 +221,54 @@ INLINE u32 classes32(u32 x) {
   u32 place = negative ? 11 - plain : plain;
   return size > 0x7f800000u ? (size & 0x400000u ? 2u : 1u) : 1u << place;
 }
+
+/* a * b + c as a double rounded to odd: ready to be scaled by a power of two and rounded once more */
+INLINE double fma_odd(float a, float b, float c) {
+  double product = (double)a * (double)b, wide = (double)c, total = product + wide, added = total - product;
+  double error = (product - (total - added)) + (wide - added);
+  i64 inexact = error != 0 && error == error && !(bits64_of(total) & 1);
+  i64 away = (error > 0) == (total > 0);
+  return double_of(bits64_of(total) + (u64)(inexact ? (away ? 1 : -1) : 0));
+}
+INLINE float div_fmas32(float a, float b, float c, u32 scaled) {
+  i32 shift = (i32)(bits_of(c) >> 23 & 255) > 127 ? 64 : -64;
+  return scaled ? (float)(fma_odd(a, b, c) * power2(shift)) : fma32(a, b, c);
+}
+/* the scaled operand; bit 0 of `mask` says that v_div_fmas has to undo it */
+INLINE float div_scale32(float x, float den, float num, u32 *mask) {
+  i32 e_num = (i32)(bits_of(num) >> 23 & 255), e_den = (i32)(bits_of(den) >> 23 & 255);
+  double quotient = __builtin_fabs((double)num / (double)den);
+  int den_inf = __builtin_fabsf(den) == __builtin_inff();
+  int no_quotient = quotient < 0x1p-126 && num != 0 && !den_inf, no_inverse = __builtin_fabsf(den) > 0x1p126f;
+  i32 shift = 0, is_den = x == den, is_num = x == num;
+  *mask = 0;
+  if (num == 0 || den == 0) return float_of(0x7fc00000u);
+  if (e_num - e_den >= 96) { shift = 64 * is_den; *mask = 1; }
+  else if (e_den == 0) shift = 64;
+  else if (no_inverse && no_quotient) { shift = -64 * is_den; *mask = 1; }
+  else if (no_inverse) shift = -64;
+  else if (no_quotient) { shift = 64 * is_num; *mask = 1; }
+  else if (e_num <= 23) shift = 64;
+  return shift ? (float)((double)x * power2(shift)) : x;
+}
+INLINE i64 clamped64(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
+
+typedef struct { i32 bits, mantissa, bias, largest, overflow, nan, fnuz; } Small;
+
+/* a small float to nearest even, or (noise >= 0) up where the fraction of a unit and the noise reach one */
+INLINE u32 encoded(const Small *f, float x, double noise) {
+  double size = __builtin_fabs((double)x);
+  int infinite = size > 3.5e38;
+  double finite = infinite || x != x ? 0 : size;
+  i32 lowest = 1 - f->bias, e = (i32)(bits64_of(finite) >> 52) - 1023;
+  e = finite > 0 && e > lowest ? e : lowest;
+  double units = finite * power2(f->mantissa - e);
+  units = noise < 0 ? __builtin_rint(units) : __builtin_floor(units + noise);
+  i64 code = (i64)units + ((i64)(e - lowest) << f->mantissa);
+  code = code > f->largest || infinite ? f->overflow : code;
+  code = x != x ? f->nan : code;
+  u32 negative = bits_of(x) >> 31;
+  if (f->fnuz) negative &= code != 0 && code != 0x80;
+  return (u32)code | negative << (f->bits - 1);
+}
+INLINE double noise_of(u32 random, i32 bits) { return (double)(random >> (32 - bits)) * power2(-bits); }

@@ -30,14 +30,14 @@ _MATRIX = np.dtype(
     [("numbers", "i4", 8), ("left_index", "u8"), ("right_index", "u8"), ("left_table", "u8"), ("right_table", "u8")]
 )
 _STATS = np.dtype(
-    [("bytes", "u8"), ("lines", "f8"), ("line_samples", "f8"), ("conflicts", "f8"), ("conflict_samples", "f8"),
+    [("bytes", "u8"), ("more_bytes", "u8"), ("lines", "f8"), ("line_samples", "f8"), ("conflicts", "f8"), ("conflict_samples", "f8"),
      ("executions", "u8")]
 )  # fmt: skip
 _POINTERS = ("code", "sources", "source_bits", "target_list", "constants", "dpp", "matrices", "buffers", "stats",
-             "counts", "waves", "lds", "lds_valid", "lds_writers", "lds_readers")  # fmt: skip
+             "counts", "waves", "lds", "lds_valid", "lds_writers", "lds_readers", "lds_flights")  # fmt: skip
 _NUMBERS = ("code_count", "buffer_count", "vector_rows", "accumulators_at", "waves_per_group", "lds_bytes", "granule",
             "banks", "check_races", "check_waits", "check_unwritten", "last_buffer", "where", "dirty_low", "dirty_high",
-            "seed")  # fmt: skip
+            "seed", "flights", "found")  # fmt: skip
 
 
 class _Machine(ctypes.Structure):
@@ -113,14 +113,14 @@ class _Run:
         for i in range(count):
             self.waves[i, 0], self.waves[i, 1] = (_aligned(self.vectors[side, i]) for side in (0, 1))
         self.lds = np.zeros((2, lds), np.uint8)
-        self.marks = np.zeros((2, lds), np.uint32)
+        self.marks = np.zeros((3, lds), np.uint32)
         self.buffers, self.kept = _buffer_table(task.memory)
         arrays: dict[str, Any] = {
             "code": encoded.code, "sources": encoded.sources, "source_bits": encoded.source_bits,
             "target_list": encoded.targets, "constants": encoded.constants, "dpp": encoded.dpp,
             "matrices": native.matrices, "buffers": self.buffers, "stats": self.stats, "counts": self.counts,
             "waves": self.waves, "lds": self.lds[0], "lds_valid": self.lds[1], "lds_writers": self.marks[0],
-            "lds_readers": self.marks[1],
+            "lds_readers": self.marks[1], "lds_flights": self.marks[2],
         }  # fmt: skip
         options = task.options
         self.machine = _Machine(
@@ -178,6 +178,8 @@ class _Run:
                 if key is None:
                     continue
                 step.count(key, int(row["bytes"]))
+                if kind == OPS["load_lds"]:
+                    step.count("lds_bytes", int(row["more_bytes"]))
                 for name in ("line", "conflict"):
                     if row[f"{name}_samples"]:
                         step.count(f"{name}s", float(row[f"{name}s"]))
@@ -186,7 +188,7 @@ class _Run:
 
 _BYTES = {
     OPS["load"]: "read", OPS["store"]: "written", OPS["smem"]: "read", OPS["lds_read"]: "lds_bytes",
-    OPS["lds_write"]: "lds_bytes",
+    OPS["lds_write"]: "lds_bytes", OPS["load_lds"]: "read",
 }  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+from kvc.simulator.isa.minifloat import BY_FLAVOUR, decode
 from kvc.simulator.isa.table import REGISTRY, Op
 from kvc.simulator.native.forms import forms
 
@@ -72,10 +74,16 @@ def _is_packed(op: Op) -> bool:
     return all(plain(kind).startswith("pk_") for kind in op.dst)
 
 
-def function(op: Op, text: str) -> str:
-    """The C function of one opcode."""
+def _name(form: str) -> str:
+    return f"op_{form.replace(' ', '_')}"
+
+
+def function(form: str, text: str) -> str:
+    """The C function of one form."""
+    op = REGISTRY[form.removesuffix(" clamp")]
     raw = text.startswith("raw ")
     text = text.removeprefix("raw ")
+    texts = text.removeprefix("pair ").split(", ", 1) if text.startswith("pair ") else [text, text]
     lines, word = [], 0
     sources: list[tuple[str, str]] = []
     for kind in op.src:
@@ -87,11 +95,11 @@ def function(op: Op, text: str) -> str:
         word += words(kind)
     pieces = (0, 1) if _is_packed(op) else (None,)
     for piece in pieces:
-        lines += _compute(op, sources, text, raw, piece)
+        lines += _compute(op, sources, texts[piece or 0], raw, piece)
     lines += _store(op, raw)
     body = "\n    ".join(lines)
     return (
-        f"static void op_{op.name}(u32 *const *d, const u32 *const *s, int n, u32 imm) {{\n"
+        f"static void {_name(form)}(u32 *const *d, const u32 *const *s, int n, u32 imm) {{\n"
         f'  _Pragma("clang loop vectorize(assume_safety)")\n  for (int l = 0; l < n; l++) {{\n    {body}\n  }}\n}}\n'
     )
 
@@ -122,7 +130,8 @@ def _compute(op: Op, sources: list[tuple[str, str]], text: str, raw: bool, piece
     if piece is not None:
         for name, kind in sources:
             upper = name.upper()
-            lines += [f"u32 {upper} = {upper}{piece};", _typed(name, kind, upper)]
+            if plain(kind).startswith("pk_"):
+                lines += [f"u32 {upper} = {upper}{piece}; (void){upper};", _typed(name, kind, upper)]
     result = op.dst[0]
     kind = "u32" if raw or result in MASKS else _C_TYPES[_element(result)]
     if ".keep" in result:
@@ -158,11 +167,31 @@ def numbers() -> dict[str, int]:
     return {name: i for i, name in enumerate(sorted(forms()))}
 
 
+FLAVOURS = ("fnuz", "ocp")  # of the 8-bit formats, as a form's immediate counts them
+
+
+def _small_formats() -> str:
+    """The 8-bit formats of both flavours: their values by code, and what the encoder needs."""
+    out = []
+    for kind in ("fp8", "bf8"):
+        formats = [BY_FLAVOUR[kind, flavour] for flavour in FLAVOURS]
+        values = [decode(item, np.arange(256)).view(np.uint32).tolist() for item in formats]
+        rows = ", ".join("{" + ", ".join(f"{value:#x}" for value in row) + "}" for row in values)
+        out.append(f"static const u32 small_{kind}[2][256] = {{{rows}}};")
+        numbers_of = (
+            (item.bits, item.mantissa, item.bias, item.largest, item.overflow, item.nan, int(item.fnuz))
+            for item in formats
+        )
+        rows = ", ".join("{" + ", ".join(map(str, row)) + "}" for row in numbers_of)
+        out.append(f"static const Small format_{kind}[2] = {{{rows}}};")
+    return "\n".join(out)
+
+
 @cache
 def alu_source() -> str:
     """All functions and `kvc_alu`, the table of them in the order of `numbers`."""
     names = sorted(forms())
-    functions = [function(REGISTRY[name], forms()[name]) for name in names]
-    table = ",\n".join(f"  op_{name}" for name in names)
+    functions = [function(name, forms()[name]) for name in names]
+    table = ",\n".join(f"  {_name(name)}" for name in names)
     signature = "typedef void (*Alu)(u32 *const *, const u32 *const *, int, u32);"
-    return "\n".join([signature, *functions, f"static const Alu kvc_alu[] = {{\n{table}\n}};\n"])
+    return "\n".join([_small_formats(), signature, *functions, f"static const Alu kvc_alu[] = {{\n{table}\n}};\n"])

@@ -10,7 +10,7 @@ import pytest
 from kvc.simulator.isa.table import REGISTRY
 from kvc.simulator.native.build import library
 from kvc.simulator.native.forms import forms
-from kvc.simulator.native.source import MASKS, numbers, words
+from kvc.simulator.native.source import FLAVOURS, MASKS, numbers, words
 
 from tests.simulator.isa.isa_harness import Case, plain, run_table
 from tests.simulator.isa.isa_operands import SHAPES
@@ -30,17 +30,17 @@ def _pointers(arrays: list[np.ndarray]) -> Any:
     return (ctypes.c_void_p * max(len(arrays), 1))(*(array.ctypes.data for array in arrays))
 
 
-def compiled_results(case: Case, immediate: int) -> list[list[int]]:
+def compiled_results(form: str, case: Case, immediate: int) -> list[list[int]]:
     """The raw results of the C form on the operands of a case."""
     op, lanes = case.op, case.lanes()
     table, entry = numbers(), library().kvc_call
     pairs = zip(op.src, case.sources, strict=True)
-    sources = [word for kind, column in pairs if kind != "bitop3" for word in _dwords(kind, column)]
+    sources = [word for kind, column in pairs if kind not in ("bitop3", "fp8") for word in _dwords(kind, column)]
     targets = [[np.zeros(lanes, np.uint32) for _ in range(words(kind))] for kind in op.dst]
     flat = [array for group in targets for array in group]
     for at in range(0, lanes, 64):
         pointers = [_pointers([array[at:] for array in arrays]) for arrays in (flat, sources)]
-        entry(table[op.name], *pointers, 64, ctypes.c_uint32(immediate))
+        entry(table[form], *pointers, 64, ctypes.c_uint32(immediate))
     out = []
     for kind, group in zip(op.dst, targets, strict=True):
         values = [sum(int(array[lane]) << 32 * i for i, array in enumerate(group)) for lane in range(lanes)]
@@ -70,17 +70,23 @@ def _same(name: str, kind: str, got: int, want: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", sorted(forms()))
-def test_form(name: str) -> None:
-    op = REGISTRY[name]
-    tables = (0x96, 0xCA, 0x01, 0x3F) if "bitop3" in op.src else (0,)
-    for table in tables:
-        case = run_table(name, waves=4, seed=11, **({"bitop3": table} if "bitop3" in op.src else {}))
-        got = compiled_results(case, table)
+def _variants(name: str) -> list[tuple[dict[str, Any], int]]:
+    """Settings of an opcode beyond its operands, and the immediate that stands for each."""
+    if "fp8" in REGISTRY[name].src:
+        return [({"fp8": flavour}, i) for i, flavour in enumerate(FLAVOURS)]
+    return [({"bitop3": t}, t) for t in (0x96, 0xCA, 0x01)] if "bitop3" in REGISTRY[name].src else [({}, 0)]
+
+
+@pytest.mark.parametrize("form", sorted(forms()))
+def test_form(form: str) -> None:
+    name = form.removesuffix(" clamp")
+    for fixed, immediate in _variants(name):
+        case = run_table(name, waves=4, seed=11, clamp=form != name, **fixed)
+        got = compiled_results(form, case, immediate)
         wrong = []
-        for kind, have, want in zip(op.dst, got, case.results, strict=True):
+        for kind, have, want in zip(case.op.dst, got, case.results, strict=True):
             for lane, (g, w) in enumerate(zip(have, want, strict=True)):
                 if not _same(name, kind, g, w):
                     operands = ", ".join(f"{value:#x}" for value in case.inputs(lane))
-                    wrong.append(f"{name}({operands}) = {g:#x}, the NumPy function gives {w:#x}")
+                    wrong.append(f"{form}({operands}) = {g:#x}, the NumPy function gives {w:#x}")
         assert not wrong, f"{len(wrong)} of {case.lanes()} lanes:\n" + "\n".join(wrong[:6])
