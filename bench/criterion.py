@@ -109,6 +109,38 @@ def self_test(module: torch.nn.Module, get_inputs: Callable[[], Sequence[Any]]) 
     return trials, degenerate(outputs)
 
 
+def beyond_its_dtype(
+    original: Run, candidate: Run, module: torch.nn.Module, get_inputs: Callable[[], Sequence[Any]]
+) -> str:
+    """Why the criterion cannot be met by rounding alone: the original misses its own float64 result by more than the
+    tolerance, and the candidate by no more than twice as much. "" where either is not so, or there is no float64."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def double(x: Any) -> Any:
+        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    def excess(oracle: torch.Tensor, got: torch.Tensor) -> float:
+        tolerance = tolerance_of(got)
+        return float(((got.double() - oracle).abs() / (tolerance + tolerance * oracle.abs())).max())
+
+    exact = copy.deepcopy(module).double()
+    own = theirs = 0.0
+    with torch.no_grad():
+        for seed in trial_seeds(2):
+            seeded(seed)
+            inputs = list(get_inputs())
+            try:
+                oracle = _first(exact(*pytree.tree_map(double, inputs)))
+            except (RuntimeError, TypeError):  # a model that mixes float types by hand
+                return ""
+            own = max(own, excess(oracle, _first(original(inputs))))
+            theirs = max(theirs, excess(oracle, _first(candidate(inputs))))
+    if own <= 1.0 or not theirs <= 2.0 * own:
+        return ""
+    return f"its own rounding is {own:.1f} times the tolerance (the translation's {theirs:.1f} times)"
+
+
 def degenerate(outputs: Sequence[torch.Tensor]) -> str:
     """Why outputs for different inputs tell nothing about a kernel, "" where they do: a kernel that writes zeros, or
     one constant, would pass the suite's criterion, or the inputs have no effect at all."""

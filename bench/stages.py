@@ -5,7 +5,8 @@
     time      on a CUDA device at full size: the suite's criterion, then times against eager and torch.compile
 
 A record's status: "passed", "failed" (with the diagnostic's code and what it says), or "reference" where the original
-proves nothing: it fails against itself, or a constant passes for it. The last is never counted as a success.
+proves nothing: it fails against itself, a constant passes for it, or its own rounding exceeds the suite's tolerance.
+The last is never counted as a success.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc.bench.criterion import Trials, self_test
+from kvc.bench.criterion import Run, beyond_its_dtype, run_trials, self_test
 from kvc.bench.measure import FAILURES
 from kvc.bench.reduce import Budget
 from kvc.bench.sizes import reduced_source
@@ -157,9 +158,20 @@ def inputs_of(work: Work, loaded: Loaded) -> Callable[[], list[Any]]:
     return inputs
 
 
-def conclude(work: Work, trials: Trials, usable: bool) -> None:
-    """The record's status after the suite's criterion."""
+def conclude(work: Work, loaded: Loaded, candidate: Run, usable: bool) -> bool:
+    """Run the suite's criterion and set the record's status; whether all trials passed. KVC0709 where the candidate is
+    at fault."""
+    get_inputs = inputs_of(work, loaded)
+
+    def original(inputs: Any) -> Any:
+        return loaded.module(*inputs)
+
+    trials, _ = run_trials(original, candidate, get_inputs, work.job["trials"])
     work.record["criterion"] = trials.to_json()
+    if usable and not trials.ok:
+        reason = beyond_its_dtype(original, candidate, loaded.module, get_inputs)
+        work.record["reference"]["degenerate"] = reason
+        usable = not reason
     if not usable:
         work.record["status"] = "reference"
     elif trials.ok:
@@ -168,6 +180,7 @@ def conclude(work: Work, trials: Trials, usable: bool) -> None:
         raise KvcError(
             "KVC0709", f"{trials.passed} of {trials.total} trials pass the suite's criterion: {trials.reason}"
         )
+    return trials.ok
 
 
 def digest(path: Path) -> str:

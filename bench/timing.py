@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvc.bench.criterion import compare, run_trials
+from kvc.bench.criterion import compare
 from kvc.bench.cuda_module import device_row, module_on_cuda, translation
 from kvc.bench.stages import Work, check_reference, conclude, inputs_of
 from kvc.diagnostics import KvcError
@@ -54,16 +54,13 @@ def measure_on_cuda(work: Work, captured: Captured, loaded: Loaded, plan: Plan) 
     with work.timed("kernels"):
         done = translation(captured, plan, find_target(work.job["target"]), row, work.job["seed"])
         work.record["schedules"] = [a.candidate.schedule for a in done.artifacts]
-    get_inputs = inputs_of(work, loaded)
     with module_on_cuda(work.folder / "out", done, loaded) as ours, torch.no_grad():
         with work.timed("criterion"):
-            trials, _ = run_trials(lambda x: loaded.module(*x), lambda x: ours(*x), get_inputs, work.job["trials"])
-            torch.cuda.synchronize()
-        conclude(work, trials, usable)
-        if not trials.ok:
+            passed = conclude(work, loaded, lambda inputs: ours(*inputs), usable)
+        if not passed:
             return
         with work.timed("time"):
-            work.record["times"] = _times(loaded.module, ours, list(get_inputs()))
+            work.record["times"] = _times(loaded.module, ours, inputs_of(work, loaded)())
     if plan.fallbacks:
         work.record["status"] = "failed"
         raise KvcError("KVC0203", f"{len(plan.fallbacks)} eager fallbacks")

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvc.arch import arch as arch_row
-from kvc.bench.criterion import run_trials
-from kvc.bench.stages import Work, check_reference, conclude, inputs_of
+from kvc.bench.stages import Work, check_reference, conclude
 from kvc.diagnostics import KvcError
 from kvc.emitter import target as find_target
 from kvc.pipeline import NotVerified, Options, Translation, translate_kernels
@@ -87,13 +86,7 @@ def verify(work: Work, captured: Captured, loaded: Loaded, plan: Plan) -> None:
             work.record["launches"] = done.evidence[0].launches
             work.record["model_errors"] = [e.to_json() for e in done.evidence[0].errors][:4]
         with work.timed("criterion"):
-            trials, _ = run_trials(
-                lambda inputs: loaded.module(*inputs),
-                _translated(out, compiled_by_file(done), captured, bench, row.name),
-                inputs_of(work, loaded),
-                job["trials"],
-            )
-    conclude(work, trials, usable)
+            conclude(work, loaded, _translated(out, compiled_by_file(done), captured, bench, row.name), usable)
     if plan.fallbacks:
         work.record["status"] = "failed"
         raise KvcError("KVC0203", f"{len(plan.fallbacks)} eager fallbacks")

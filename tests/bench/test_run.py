@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvc.bench.criterion import compare, degenerate, run_trials, self_test
+from kvc.bench.criterion import beyond_its_dtype, compare, degenerate, run_trials, self_test
 from kvc.bench.isolate import run_isolated
 from kvc.bench.journal import Journal
 from kvc.bench.kernelbench import Request, run
@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "suite" / "KernelBench" / "level1"
     folder.mkdir(parents=True)
     (folder / "1_ReLU.py").write_text(PROBLEM.format(body="torch.relu(x)"))
-    (folder / "2_Sort.py").write_text(PROBLEM.format(body="torch.linalg.eigvals(x[:37])"))
+    (folder / "2_Exp.py").write_text(PROBLEM.format(body="torch.linalg.matrix_exp(x.T @ x)"))
     (folder / "3_Broken.py").write_text(PROBLEM.format(body="x @ x"))
     return tmp_path / "suite"
 
@@ -151,6 +151,29 @@ def test_a_random_reference_fails_against_itself() -> None:
     assert not trials.ok
     trials, reason = self_test(nn.Linear(5, 3).train(), inputs)
     assert trials.ok and reason == ""
+
+
+class Cancelling(nn.Module):
+    """Sums whose rounding errors are large beside the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(3.3e5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor + self.factor - (x + 1.0) * self.factor
+
+
+def test_a_reference_may_be_beyond_its_dtype() -> None:
+    module = Cancelling()
+
+    def ours(x: Any) -> Any:
+        return module(*x) + 1e-3
+
+    assert "times the tolerance" in beyond_its_dtype(lambda x: module(*x), ours, module, inputs)
+    assert beyond_its_dtype(lambda x: module(*x), lambda x: module(*x) + 100.0, module, inputs) == ""
+    plain = nn.Linear(5, 3)
+    assert beyond_its_dtype(lambda x: plain(*x), lambda x: plain(*x) + 1.0, plain, inputs) == ""
 
 
 # ---------------------------------------------------------------- the table
