@@ -37,6 +37,7 @@ from kvc.cli_common import (
     print_json,
 )
 from kvc.diagnostics import KvcError
+from kvc.settings import settings
 
 app = typer.Typer(
     name="kvc",
@@ -382,7 +383,7 @@ def kernelbench(
 
 def _internal_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Last resort for what is a bug of kvc: no traceback unless asked for, and never the exit code of a verdict."""
-    if os.environ.get("KVC_DEBUG") == "1":
+    if settings().debug:
         sys.__excepthook__(kind, error, trace)
     else:
         print(f"kvc: internal error: {kind.__name__}: {error}\n  hint: set KVC_DEBUG=1 to see where", file=sys.stderr)

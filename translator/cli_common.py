@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from kvc.diagnostics import Diagnostic, KvcError
+from kvc.settings import settings
 
 if TYPE_CHECKING:
     from kvc.console import Console
@@ -68,7 +68,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except KvcError as error:
-            if os.environ.get("KVC_DEBUG") == "1":
+            if settings().debug:
                 raise
             from kvc.pipeline import NotVerified
 

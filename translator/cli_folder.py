@@ -105,7 +105,39 @@ def check(
         raise typer.Exit(NOT_VERIFIED)
 
 
+@guarded
+def explain(
+    out: Annotated[str, typer.Argument(help="A folder that `kvc translate` wrote, or REVISION:FOLDER of git.")],
+    kernel: Annotated[str | None, typer.Argument(help="A kernel of it (default: list all).")] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder of the model's sources.")] = None,
+    lines: Annotated[int, typer.Option("--lines", min=0, help="Lines of code to show, from the hottest loop.")] = 40,
+    as_json: JsonOpt = False,
+) -> None:
+    """Explain a kernel.
+
+    Back to the lines of the model and forward to the instructions: why it is one kernel, why it has this schedule, and
+    what limits it (an estimate).
+    """
+    from kvc.explain_kernel import explain_kernel, render
+    from kvc.folder import read_folder
+
+    folder = read_folder(out)
+    if kernel is None:
+        rows = [{"name": n, "schedule": r["schedule"], "origin": r["origin"]} for n, r in folder.kernels.items()]
+        if as_json:
+            print_json({"kernels": rows})
+        for row in [] if as_json else rows:
+            print(f"{row['name']:<40} {row['schedule']:<16} {', '.join(row['origin'])}")
+        return
+    why = explain_kernel(folder, kernel, root)
+    if as_json:
+        print_json(why.to_json())
+    else:
+        print(render(why, lines))
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to kvc's command line."""
     app.command()(diff)
     app.command()(check)
+    app.command()(explain)

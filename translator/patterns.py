@@ -129,14 +129,30 @@ Pattern = Pointwise | Rows | Contraction | Window | Recurrence | Staged
 
 def match(spec: KernelSpec) -> Pattern:
     """The most specific pattern of a spec."""
-    matchers: tuple[Callable[[KernelSpec], Pattern | str], ...] = (
-        match_pointwise, match_window, match_contraction, match_rows, match_recurrence,
-    )  # fmt: skip
-    for matcher in matchers:
+    for matcher in _matchers().values():
         found = matcher(spec)
         if not isinstance(found, str):
             return found
     return stages(spec)
+
+
+def _matchers() -> dict[str, Callable[[KernelSpec], Pattern | str]]:
+    """The matchers by name, most specific first."""
+    return {
+        "pointwise": match_pointwise, "window": match_window, "contraction": match_contraction, "rows": match_rows,
+        "recurrence": match_recurrence,
+    }  # fmt: skip
+
+
+def why_not(spec: KernelSpec) -> dict[str, str]:
+    """The patterns that come before the one that `match` gives, each with the reason why the spec is none."""
+    reasons: dict[str, str] = {}
+    for name, matcher in _matchers().items():
+        found = matcher(spec)
+        if not isinstance(found, str):
+            return reasons
+        reasons[name] = found
+    return reasons
 
 
 # ---------------------------------------------------------------- shared facts
@@ -462,4 +478,5 @@ __all__ = [
     "match_window",
     "recurrence",
     "stages",
+    "why_not",
 ]

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from kvc.arch import CDNA, ArchSpec
 from kvc.diagnostics import KvcError
 from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task
+from kvc.kernel import KernelSpec
+from kvc.logs import tell
+from kvc.patterns import match, why_not
 from kvc.plan import Fallback, Invoke, Plan
 from kvc.store import Store, key_of
 from kvc.verify.judge import Bench, judge
@@ -172,6 +175,9 @@ def translate_kernels(
         started = time.monotonic()
         artifact, attempts = solve(Task(spec, arch, options.numerics), target, bench, store, emitters)
         state = "verified" if artifact is not None else "rejected"
+        tell("verdicts", lambda: f"{spec.name}: {attempts_text(attempts)}")
+        if artifact is not None:
+            tell("sources", lambda: artifact.candidate.source)
         seconds = time.monotonic() - started
         listen(
             "kernel",
@@ -199,6 +205,38 @@ def translate_kernels(
             raise failure(spec.name, attempts)
         artifacts.append(artifact)
     return tuple(artifacts), tuple(tuple(attempts) for _, attempts in results)
+
+
+def attempts_text(attempts: Sequence[Attempt]) -> str:
+    """All that was tried for a kernel, a line each."""
+    lines = []
+    for a in attempts:
+        if a.verdict is None:
+            what = a.reason
+        elif isinstance(a.verdict, Verified):
+            what = f"{a.schedule}: verified" + (" (from the store)" if a.cached else "")
+        else:
+            what = f"{a.schedule}: rejected at {a.verdict.stage}: {a.verdict.diagnostic}"
+        lines.append(f"\n  {a.emitter}: {what}")
+    return "".join(lines)
+
+
+def tell_plan(plan: Plan) -> None:
+    """Log a plan under the topics that ask for it (KVC_LOGS)."""
+    from kvc.explain import explain
+    from kvc.text import print_graph, print_kernel
+
+    tell("graph", lambda: print_graph(plan.graph))
+    tell("plan", lambda: "\n" + explain(plan))
+    for spec in plan.kernels:
+        tell("specs", lambda spec=spec: print_kernel(spec))  # type: ignore[misc]
+        tell("schedules", lambda spec=spec: schedule_text(spec))  # type: ignore[misc]
+
+
+def schedule_text(spec: KernelSpec) -> str:
+    """The pattern of a spec, and the reasons against the more specific ones."""
+    lines = [f"{spec.name}: {type(match(spec)).__name__.lower()}"]
+    return "\n".join([*lines, *(f"  no {name}: {reason}" for name, reason in why_not(spec).items())])
 
 
 def check_arch(arch: ArchSpec) -> None:
@@ -239,6 +277,7 @@ def translate(
     started = time.monotonic()
     listen("stage", {"name": "partition"})
     plan = plan_graph(captured.graph)
+    tell_plan(plan)
     check_fallbacks(plan, options.strict)
     seconds["partition"] = time.monotonic() - started
     listen("stage", {"name": "kernels", "total": len(plan.kernels), "steps": len(plan.steps)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from kvc.check import RESERVED, check_graph
@@ -14,8 +14,8 @@ from kvc.lower import Provenance, fallbacks, lower
 from kvc.passes.canonicalize import canonicalize
 from kvc.passes.dedupe import dedupe
 from kvc.passes.fold import fold
-from kvc.passes.fuse import Barrier
-from kvc.passes.partition import Cut, partition
+from kvc.passes.fuse import Barrier, Fusion
+from kvc.passes.partition import Cut, grouped, partition
 from kvc.plan import Fallback, Invoke, Plan, Step
 
 GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (canonicalize, fold, canonicalize)
@@ -32,8 +32,9 @@ def plan(graph: Graph) -> Plan:
     whole, provenance = lower(graph)
     whole = _plain_intermediates(graph, whole)
     reasons = fallbacks(graph)
-    barriers = [Barrier(n.name, n.outputs, tuple(dict.fromkeys(n.refs))) for n in graph.nodes if n.name in reasons]
-    pieces = partition(whole, barriers, lambda targets: kernel_name([whole.stmt[t] for t in targets], provenance))
+    pieces = partition(
+        whole, _barriers(graph, reasons), lambda targets: kernel_name([whole.stmt[t] for t in targets], provenance)
+    )
     cuts = [p for p in pieces if isinstance(p, Cut)]
     kernels, which = dedupe([c.spec for c in cuts])
     numbers = iter(which)
@@ -44,6 +45,16 @@ def plan(graph: Graph) -> Plan:
         else:
             steps.append(Fallback(graph.producer[piece.name], reasons[piece.name]))
     return Plan(graph, kernels, tuple(steps), _buffers(graph, whole, cuts))
+
+
+def fusion(graph: Graph) -> Fusion:
+    """How the statements of a graph that has been through the passes (a plan's) are grouped into kernels."""
+    whole, _ = lower(graph)
+    return grouped(_plain_intermediates(graph, whole), _barriers(graph, fallbacks(graph)))
+
+
+def _barriers(graph: Graph, reasons: Collection[str]) -> list[Barrier]:
+    return [Barrier(n.name, n.outputs, tuple(dict.fromkeys(n.refs))) for n in graph.nodes if n.name in reasons]
 
 
 def _invoke(cut: Cut, kernel: int, provenance: Provenance) -> Invoke:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,7 @@ import kvc
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Target
 from kvc.records import Blobs, candidate_to_json, compiled_from_json, compiled_to_json, diagnostic_from_json
+from kvc.settings import settings
 from kvc.verify.judge import CHECKS_VERSION
 from kvc.verify.verdict import Evidence, Rejected, Verdict, Verified
 
@@ -30,13 +30,8 @@ _BUSY_S = 30.0
 
 
 def cache_dir() -> Path:
-    """KVC_CACHE_DIR, else `kvc` in the user's cache folder."""
-    chosen = os.environ.get("KVC_CACHE_DIR")
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "kvc"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvc"
+    """Where verdicts are kept unless a store is told otherwise."""
+    return settings().cache_dir
 
 
 @cache

@@ -159,6 +159,27 @@ class Fusion:
                 self.owner[t] = first
         return True
 
+    def why_apart(self, first: int, second: int) -> str:
+        """Why two groups are not one kernel, in words: what `merge` asks, without a rule's own conditions."""
+        if self._is_closed(first) or self._is_closed(second):
+            barrier = first in self.barriers or second in self.barriers
+            return "one of them runs eagerly" if barrier else "one of them is a loop, a kernel by itself"
+        if self.reaches_around(first, second) or self.reaches_around(second, first):
+            return "a third kernel stands between them"
+        before = (self.kernel(first), self.kernel(second))
+        merged = self.trial({*self.groups[first], *self.groups[second]}, (first, second))
+        kinds = [type(t.pattern).__name__.lower() for t in (*before, merged)]
+        if isinstance(merged.pattern, Staged):
+            return f"{kinds[0]} and {kinds[1]} together fit no schedule: each stage would be a launch of its own"
+        if not _keeps_schedule(before, merged):
+            return f"together they would be a {kinds[2]} kernel, a worse schedule than {kinds[0]} and {kinds[1]} apart"
+        apart = before[0].price + before[1].price
+        if merged.price >= apart:
+            return (
+                f"together they would cost more: {merged.price / 2**20:.3g} MiB of traffic against {apart / 2**20:.3g}"
+            )
+        return "no rule of kvc.passes.fuse joins kernels of these kinds"
+
     def recompute(self, group: int) -> bool:
         """Compute a pointwise group inside each of its readers instead, if that is allowed and cheaper."""
         targets = self.groups[group]

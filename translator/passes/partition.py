@@ -33,10 +33,8 @@ def partition(
     """Kernels and barriers in an order in which each reads only what an earlier one wrote. Unit dims of outputs are
     gone and dims may be split: an operand's memory is that of the tensor, its dims need not be. `name` gives a kernel
     name for the statements it computes."""
-    for prepare in PREPARE:
-        whole = check_kernel(prepare(whole))
-    fusion = Fusion(whole, barriers).run()
-    whole = relayout(whole, fusion)
+    fusion = grouped(whole, barriers)
+    whole = relayout(fusion.whole, fusion)
     steps: list[Cut | Barrier] = []
     for group in _order(fusion):
         if group in fusion.barriers:
@@ -47,6 +45,13 @@ def partition(
         spec = extract(whole, targets, outputs, name(targets) if name else "kernel")
         steps.append(Cut(check_kernel(spec), targets))
     return steps
+
+
+def grouped(whole: KernelSpec, barriers: Sequence[Barrier] = ()) -> Fusion:
+    """The statements of a whole-model spec as groups, each to become a kernel."""
+    for prepare in PREPARE:
+        whole = check_kernel(prepare(whole))
+    return Fusion(whole, barriers).run()
 
 
 def _order(fusion: Fusion) -> list[int]:
