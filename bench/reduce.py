@@ -322,10 +322,10 @@ def _paired(full: tuple[Operation, ...], small: tuple[Operation, ...]) -> Iterat
     if len(full) == len(small):
         yield from zip(full, small, strict=True)
         return
-    first = {}
+    first: dict[str, Operation] = {}
     for o in small:
         first.setdefault(o.name, o)
-    named = {}
+    named: dict[str, Operation] = {}
     for o in full:
         named.setdefault(o.name, o)
     yield from ((o, first[name]) for name, o in named.items() if name in first)

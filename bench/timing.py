@@ -71,12 +71,12 @@ def _times(original: torch.nn.Module, ours: torch.nn.Module, inputs: list[Any]) 
     import torch
 
     calls: dict[str, Call] = {"eager": lambda: original(*inputs), "kvc": lambda: ours(*inputs)}
-    torch._dynamo.config.allow_rnn = True  # type: ignore[attr-defined]
+    torch._dynamo.config.allow_rnn = True
     torch._dynamo.reset()
     compiled = torch.compile(original)
     try:
         compiled(*inputs)
-    except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:  # type: ignore[attr-defined]
+    except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
         failed = f"{type(error).__name__}: {str(error)[:200]}"
     else:
         failed = ""
