@@ -250,7 +250,7 @@ def match_window(spec: KernelSpec) -> Window | str:
             return f"{s.target} reduces a result of another reduction"
         if not (_slides(s) or points(spec, s.inner_axes) <= SERIAL_POINTS):
             return f"{s.target} reduces whole rows"
-        operands = _operands(spec, s)
+        operands = operands_of(spec, s)
         if not isinstance(operands, str) and operands.m and operands.n:
             return f"{s.target} is a contraction"
     misread = _misread(spec, owned)
@@ -272,7 +272,7 @@ def _slides(stmt: Stmt) -> bool:
 
 
 @dataclass(frozen=True)
-class _Operands:
+class Operands:
     batch: tuple[str, ...]
     m: tuple[str, ...]
     n: tuple[str, ...]
@@ -287,7 +287,7 @@ def product_factors(expr: Expr) -> list[Expr]:
     return [expr]
 
 
-def _operands(spec: KernelSpec, stmt: Stmt) -> _Operands | str:
+def operands_of(spec: KernelSpec, stmt: Stmt) -> Operands | str:
     """Split the body of a sum into two operands by the axes that its factors read."""
     over = stmt.over
     if not isinstance(over, Reduce) or over.op != "sum" or over.where is not None:
@@ -314,7 +314,7 @@ def _operands(spec: KernelSpec, stmt: Stmt) -> _Operands | str:
     batch = tuple(a for a in stmt.axes if a in axes_a and a in axes_b)
     m = tuple(a for a in stmt.axes if a in axes_a and a not in axes_b)
     n = tuple(a for a in stmt.axes if a in axes_b and a not in axes_a)
-    return _Operands(batch, m, n, _product(left), _product(right))
+    return Operands(batch, m, n, _product(left), _product(right))
 
 
 def _product(factors: list[Expr]) -> Expr:
@@ -332,7 +332,7 @@ def match_contraction(spec: KernelSpec) -> Contraction | str:
     if len(reductions) != 1:
         return f"it has {len(reductions)} reductions"
     stmt = reductions[0]
-    operands = _operands(spec, stmt)
+    operands = operands_of(spec, stmt)
     if isinstance(operands, str):
         return operands
     outputs = _output_stmts(spec)

@@ -17,18 +17,22 @@ class TritonTarget:
 
     def emitters(self) -> Sequence[Emitter]:
         """Specific schedules first; the last one writes any spec."""
+        from .attention import AttentionEmitter
         from .contraction import ContractionEmitter
         from .generic import GenericEmitter
         from .pointwise import PointwiseEmitter
         from .rows import RowsEmitter
+        from .segments import SegmentedRowsEmitter
         from .split import SplitContractionEmitter
         from .window import WindowEmitter
 
         return (
             PointwiseEmitter(),
             WindowEmitter(),
+            AttentionEmitter(),
             SplitContractionEmitter(),
             ContractionEmitter(),
+            SegmentedRowsEmitter(),
             RowsEmitter(),
             GenericEmitter(),
         )

@@ -57,10 +57,18 @@ def flat_configurations(task: Task, points: int, heavy: bool = False) -> Iterato
             yield setting
 
 
-def flat_kernel(file: SourceFile, name: str, stmts: Sequence[Stmt], memory: frozenset[str], comment: str = "") -> None:
-    """A kernel in which every lane owns points of one domain and stores the value of each statement there. Statements
-    have the same axes in any order, or axes of the same extents position by position."""
-    spec = file.spec
+def flat_kernel(
+    file: SourceFile,
+    name: str,
+    stmts: Sequence[Stmt],
+    memory: frozenset[str],
+    comment: str = "",
+    spec: KernelSpec | None = None,
+) -> None:
+    """A kernel (of `spec`, where that is not the file's own) in which every lane owns points of one domain and stores
+    the value of each statement there. Statements have the same axes in any order, or axes of the same extents position
+    by position."""
+    spec = spec or file.spec
     kernel = KernelText(file, name, spec, memory, comment)
     scope = Scope(kernel)
     axes = stmts[0].axes

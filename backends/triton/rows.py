@@ -22,7 +22,7 @@ from .pointwise import bounds, is_wide, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, BIT_AND, COMBINE_HELPER
 
-RESIDENT_POINTS = 16384  # the largest block that stays in registers: 16 warps x 64 lanes x 16 values
+RESIDENT_POINTS = 32768  # the largest block that stays in registers: 1,024 lanes of 32 values
 
 
 class RowsEmitter(RuleEmitter):
@@ -49,7 +49,7 @@ class RowsEmitter(RuleEmitter):
         choices = {
             "ROWS": [r for r in (1, 2, 4, 8, 16, 32, 64) if r <= power_of_two(rows)],
             "COLUMNS": [c for c in lengths if c == whole or c >= 64] or [best["COLUMNS"]],
-            "num_warps": [w for w in (1, 2, 4, 8, 16) if w <= most],
+            "num_warps": [w for w in (1, 2, 4, 8, 16, 32) if w <= most],
         }
         for setting in grid_of(dict(best), choices):
             chosen = dict(setting)
@@ -61,7 +61,7 @@ class RowsEmitter(RuleEmitter):
     def write(self, file: SourceFile) -> None:
         pattern = match_rows(file.spec)
         assert isinstance(pattern, Rows)
-        _RowKernel(file, pattern).write()
+        RowKernel(file, pattern).write()
 
 
 def _best(task: Task, pattern: Rows, rows: int, columns: int) -> dict[str, int]:
@@ -71,16 +71,21 @@ def _best(task: Task, pattern: Rows, rows: int, columns: int) -> dict[str, int]:
     across = rows >= 16 and _contiguous_across(task.spec, pattern)
     if across:
         height = min(power_of_two(rows), 32)
-        length = max(min(whole, RESIDENT_POINTS // 2 // height), 1)
+        length = max(min(whole, 8192 // height), 1)
     else:
-        length = whole if whole <= RESIDENT_POINTS // 2 else 4096
+        # A row that is read once beats any that is walked again, as long as its values fit into registers.
+        again = any(set(pattern.inner) <= set(s.axes) for s in pattern.stmts)
+        length = whole if whole <= (RESIDENT_POINTS if again else 8192) else 4096
         height = 1
         # Short rows share a program, as long as every compute unit still gets several.
         while height * length < 16 * wave and height < 64 and rows // (height * 2) >= 4 * task.arch.cu_count:
             height *= 2
         while height * length < wave and height < rows:
             height *= 2
-    warps = max(1, min(most, 8, power_of_two(height * length // (wave * 8))))
+    lanes = wave * 8 if height * length <= 8192 else wave * 16
+    warps = max(1, min(most, power_of_two(height * length // lanes)))
+    if height * length <= 8192:
+        warps = min(warps, 8)
     return {"ROWS": height, "COLUMNS": length, "num_warps": warps}
 
 
@@ -97,6 +102,13 @@ def _contiguous_across(spec: KernelSpec, pattern: Rows) -> bool:
     return False
 
 
+def accumulator_type(spec: KernelSpec, stmt: Stmt) -> DType:
+    """The type in which a reduction is combined."""
+    assert isinstance(stmt.over, Reduce)
+    kind = spec.type_of(stmt.expr) if stmt.over.op in ("argmax", "argmin") else stmt.dtype.compute
+    return I32 if kind is BOOL else kind
+
+
 @dataclass(frozen=True)
 class _Accumulator:
     stmt: Stmt
@@ -105,10 +117,12 @@ class _Accumulator:
     at: str = ""  # position, of argmax and argmin
 
 
-class _RowKernel:
-    def __init__(self, file: SourceFile, pattern: Rows) -> None:
+class RowKernel:
+    """Writes the kernel of one row pattern, under a name; `spec` where it is not the file's own."""
+
+    def __init__(self, file: SourceFile, pattern: Rows, spec: KernelSpec | None = None, name: str = "") -> None:
         self.file = file
-        self.spec = file.spec
+        self.spec = spec or file.spec
         self.pattern = pattern
         self.rows = points_of(self.spec, pattern.outer)
         self.columns = points_of(self.spec, pattern.inner)
@@ -116,7 +130,7 @@ class _RowKernel:
         self.outputs = {o.name for o in self.spec.outputs}
         self.zero: set[Expr] = set()
         memory = frozenset(o.name for o in self.spec.inputs)
-        self.kernel = KernelText(file, kernel_name(self.spec.name), self.spec, memory)
+        self.kernel = KernelText(file, name or kernel_name(self.spec.name), self.spec, memory)
         self.scope = Scope(self.kernel)
         self.scope.wide = is_wide(self.spec, (*pattern.outer, *pattern.inner))
         self.column = self.kernel.fresh_axis("column")
@@ -186,10 +200,7 @@ class _RowKernel:
         self._combine_lanes(stmt, kind, text, self.column)
 
     def _kind(self, stmt: Stmt) -> DType:
-        """Type of the accumulator."""
-        assert isinstance(stmt.over, Reduce)
-        kind = self.spec.type_of(stmt.expr) if stmt.over.op in ("argmax", "argmin") else stmt.dtype.compute
-        return I32 if kind is BOOL else kind
+        return accumulator_type(self.spec, stmt)
 
     def _masked(self, scope: Scope, stmt: Stmt, kind: DType) -> V:
         """The reduced expression, with the identity in lanes that lie outside the row or its condition."""
@@ -295,6 +306,10 @@ class _RowKernel:
             levels[stmt.target] = read + isinstance(stmt.over, Reduce)
         return levels
 
+    def _steps(self) -> str:
+        """The columns that a pass walks, block by block."""
+        return f"range(0, {self.columns}, COLUMNS)"
+
     def _pass(self, reductions: list[Stmt], stores: list[Stmt]) -> None:
         scope = self.scope
         accumulators = [self._accumulator(s) for s in reductions]
@@ -311,7 +326,7 @@ class _RowKernel:
                 loop.accumulate(over.op, acc.best, value, acc.kind)
         for stmt in stores:
             self._store(loop, stmt)
-        scope.close(f"for {start} in range(0, {self.columns}, COLUMNS):", loop)
+        scope.close(f"for {start} in {self._steps()}:", loop)
         for acc in accumulators:
             self._combine_lanes(acc.stmt, acc.kind, acc.best, acc.at)
 

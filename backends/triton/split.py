@@ -3,7 +3,8 @@
 An fp32 number is the sum of three bf16 numbers (8 + 8 + 8 bits of significand), so a product is nine products of bf16,
 each exact in fp32. The three that lie below 2^-24 of the result are left out; the other six are added smallest first.
 Matrix cores may truncate where they add, so each block of k gets an accumulator of its own, which ordinary (rounded)
-additions join to the running sum.
+additions join to the running sum. The three smallest products are 2^-16 of the result: what truncation does to a
+running sum of theirs does not show, so they have one accumulator for all of k, added at the end.
 
 Operands that are plain reads are split by a launch of their own, into scratch, when each of them is read by many tiles:
 the main loop then only loads and multiplies. That launch also chooses the layout: a convolution gets its channels
@@ -82,7 +83,7 @@ class SplitContractionEmitter(RuleEmitter):
         for setting in grid_of(best, choices):
             chosen = dict(setting) | {"SPLIT_BLOCK": 8 * int(dict(setting)["num_warps"]) * task.arch.wave_size}
             terms = chosen | {"BLOCK_K": 3 * int(chosen["BLOCK_K"])}
-            # A running sum and a fresh one: twice the accumulators of a plain product.
+            # Three accumulators: the running sum, the fresh one, and that of the smallest products.
             if fits(task, terms, BF16) and int(chosen["BLOCK_M"]) * int(chosen["BLOCK_N"]) <= 64 * _lanes(task, chosen):
                 yield tuple(chosen.items())
 
@@ -317,15 +318,24 @@ class SplitTile(Tile):
 
     def _main_loop(self, acc: str) -> None:
         scope, fresh = self.scope, self.kernel.fresh
-        start, part = fresh("start"), fresh("part")
+        start, part, small = fresh("start"), fresh("part"), fresh("small")
         loop = scope.child()
         left = self._term_tiles(loop, self.pattern.a, self.plan.a, self.m, start, "a")
         right = self._term_tiles(loop, self.pattern.b, self.plan.b, self.n, start, "b")
-        for number, (i, j) in enumerate(products(len(left), len(right))):
-            into = "" if number == 0 else f", {part}"
+        pairs = products(len(left), len(right))
+        least = [pair for pair in pairs if sum(pair) == len(TERMS) - 1]
+        into = ""
+        for i, j in pairs[len(least) :]:
             loop.emit(f'{part} = tl.dot({left[i]}, {right[j]}{into}, input_precision="ieee")')
+            into = f", {part}"
+        if least:
+            scope.emit(f"{small} = {scope.full(0, self.accumulator)}")
+        for i, j in least:
+            loop.emit(f'{small} = tl.dot({left[i]}, {right[j]}, {small}, input_precision="ieee")')
         loop.emit(f"{acc} += {part}")
         scope.close(f"for {start} in range(0, {self.shape.k}, BLOCK_K):", loop)
+        if least:
+            scope.emit(f"{acc} += {small}")
         finite = fresh("finite")
         scope.emit(f'{finite} = tl.min((tl.abs({acc}) < float("inf")).to(tl.int32))')
         again = scope.child()
