@@ -1,7 +1,7 @@
 """Runs each job in a process of its own: what crashes, hangs or grows costs one job, never the run.
 
-Processes are forked from a server that has torch imported already. A job is JSON in and JSON out; nothing that a job's
-process wrote is ever unpickled.
+Processes are forked from a server that has torch imported already (kvc.bench.warm). A job is JSON in and JSON out;
+nothing that a job's process wrote is ever unpickled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -39,19 +39,17 @@ class _Running:
 
 
 def run_isolated(
-    function: str,
-    jobs: Sequence[Job],
-    parallel: int,
-    timeout_s: float,
-    started: Callable[[Job], None] = lambda job: None,
+    function: str, jobs: Sequence[Job], parallel: int, timeout_s: float, *, fork: bool = True
 ) -> Iterator[tuple[Job, Result]]:
     """Each job with what `function` ("package.module:name", dict -> dict) made of it, in the order in which they end.
 
     A job that dies gives {"crash": text}, one that runs out of `timeout_s` {"timeout": seconds}. Whatever processes a
-    job started are ended with it.
+    job started are ended with it. Without `fork` each process starts from nothing: a driver that the server has looked
+    at, however shortly, is of no use to what is forked from it.
     """
-    context = get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context: Any = get_context("forkserver" if fork else "spawn")
+    if fork:
+        context.set_forkserver_preload(_PRELOAD)
     waiting = list(jobs)[::-1]
     running: list[_Running] = []
     with tempfile.TemporaryDirectory(prefix="kvc-bench-") as folder:
@@ -60,7 +58,6 @@ def run_isolated(
                 while waiting and len(running) < parallel:
                     job = waiting.pop()
                     running.append(_start(context, function, job, Path(folder) / f"{len(waiting)}.err"))
-                    started(job)
                 now = time.monotonic()
                 left = min(r.started + timeout_s - now for r in running)
                 ready = wait([r.pipe for r in running], timeout=max(left, 0.0))

@@ -66,10 +66,10 @@ def run(request: Request, say: Any, show_progress: bool) -> dict[str, Any]:
     if done:
         say(f"{len(done)} of {len(problems)} problems are in {journal.path} already")
     jobs = [_job(p, request, executor) for p in left]
-    # One problem at a time where times are taken.
-    parallel = 1 if request.stage == "time" else request.jobs
+    on_device = request.stage == "time"
+    parallel = 1 if on_device else request.jobs  # one problem at a time where times are taken
     with _progress(show_progress, len(jobs)) as tick:
-        for job, result in run_isolated("kvc.bench.stages:run", jobs, parallel, request.timeout_s):
+        for job, result in run_isolated("kvc.bench.stages:run", jobs, parallel, request.timeout_s, fork=not on_device):
             record = _record(by_key[job["problem"]], result, settings, build)
             journal.append(record)
             done[record["problem"]] = record

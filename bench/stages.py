@@ -69,6 +69,10 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(work: Work) -> None:
+    if work.job["stage"] == "time":
+        from kvc.bench.cuda_module import device_row
+
+        work.record["device"] = device_row().name
     loaded = _load(work)
     with work.timed("capture"):
         from kvc.frontends.fx.capture import capture_loaded

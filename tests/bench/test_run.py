@@ -107,6 +107,16 @@ def test_one_job_costs_only_itself() -> None:
     assert "exit code 3" in results["die"]["crash"]
     assert "told to" in results["raise"]["crash"]
     assert results["hang"] == {"timeout": 20.0}
+    ((_, fresh),) = run_isolated(f"{__name__}:job", [{"do": "work"}], 1, 100.0, fork=False)
+    assert fresh == {"did": "work"}
+
+
+def test_times_need_a_cuda_device(checkout: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    run(request(checkout, tmp_path, stage="time", limit=1), lambda line: None, False)
+    (record,) = json.loads((tmp_path / "out" / "table.json").read_text())["records"]
+    assert record["failure"]["code"] == "KVC0601"
 
 
 # ---------------------------------------------------------------- criterion
