@@ -121,4 +121,6 @@ def _evidence(plan: LaunchPlan, report: LaunchReport) -> dict[str, Any]:
         "kernel": plan.kernel,
         "counters": report.counters.to_json(),
         "hazards": [hazard.message for hazard in report.hazards],
+        "tier": report.tier,
+        "notes": report.notes,
     }

@@ -116,7 +116,7 @@ def launch(
     try:
         why = _compiled(program, kernel, mem, options, flat, grid, block, lds_bytes, seed, pointers)
         tier = "numpy" if why else "c"
-        if why and options.tier != "numpy":
+        if why and options.tier != "numpy" and why != _TOO_SMALL:
             notes.append(f"NumPy tier: {why}")
         with np.errstate(all="ignore"):
             for at in range(0, len(flat) if why else 0, per_batch):
@@ -137,6 +137,8 @@ def launch(
     )  # fmt: skip
 
 
+_FEW_WAVES = 64  # up to which straight-line code runs faster than it is made into records
+_TOO_SMALL = "a launch too small to prepare the compiled tier for"
 _STATE_WAVES = 1024  # waves whose starting registers are made together for the compiled tier
 
 
@@ -173,6 +175,8 @@ def _compiled(
             ids = np.broadcast_to(g.R[0], (g.W, LANES))
             yield Start(np.stack([array.view(U32) for array in g.S], axis=1), ids, g.exec64, g.pmask)
 
+    if options.tier == "auto" and program.native is None and not program.loops and len(flat) * waves <= _FEW_WAVES:
+        return _TOO_SMALL
     if kernel.scratch:
         why = "the kernel has scratch memory"
     else:

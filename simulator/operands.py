@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,14 @@ def refuse(ins: Instruction, what: str) -> KvcError:
 
 def parse_operand(text: str, ins: Instruction) -> Operand:
     """Read one operand. KVC0902 for a form that is not known."""
+    operand = _read_operand(text)
+    if operand.kind == "ttmp":
+        raise refuse(ins, "trap register")
+    return operand
+
+
+@lru_cache(maxsize=1 << 14)
+def _read_operand(text: str) -> Operand:
     neg = absolute = sext = False
     if text.startswith("-") and not _INT.match(text) and not _FLOAT.match(text):
         neg, text = True, text[1:]
@@ -100,9 +109,8 @@ def parse_operand(text: str, ins: Instruction) -> Operand:
     if match:
         first = int(match[2] or match[3])
         count = int(match[4]) - first + 1 if match[4] else 1
-        if match[1] == "ttmp":
-            raise refuse(ins, "trap register")
-        return Operand("s" if match[1] == "s" else "v", first + (256 if match[1] == "a" else 0), count, **flags)
+        kind = {"s": "s", "ttmp": "ttmp"}.get(match[1], "v")
+        return Operand(kind, first + (256 if match[1] == "a" else 0), count, **flags)
     literal = _LIT.match(text)
     if literal:
         text = literal[1]
@@ -181,7 +189,7 @@ def raw_vector(operand: Operand, kind: str, ins: Instruction, assembly: Assembly
         return read_v
     scalar = raw_scalar(operand, kind, ins, assembly, part)
     if operand.kind in ("int", "float", "symbol"):
-        value = scalar(None)[None]  # type: ignore[arg-type]
+        value = scalar(None)[None]
         return lambda g: value
     return lambda g: scalar(g)[:, None]
 
@@ -326,7 +334,7 @@ def _eight_bytes(
         return lambda g: g.pair(register).view(dtype)
     scalar = scalar_reader(Operand(operand.kind, register, 2, operand.value, operand.name), kind, ins, assembly)
     if operand.kind in ("int", "float"):
-        value = scalar(None)[None]  # type: ignore[arg-type]
+        value = scalar(None)[None]
         return lambda g: value
     return lambda g: scalar(g)[:, None]
 

@@ -45,7 +45,7 @@ class Registers:
 
 
 class Program:
-    """One assembly file for one chip. `kernels` maps names to KernelInfo."""
+    """One assembly file for one chip. `kernels` maps names to KernelInfo; `loops`: some branch goes back."""
 
     def __init__(self, assembly: Assembly, arch_name: str, kernels: dict[str, KernelInfo], file: str) -> None:
         self.assembly = assembly
@@ -53,8 +53,14 @@ class Program:
         self.kernels = kernels
         self.file = file
         self.blocks: dict[int, Block] = {}
+        self._steps: dict[int, Step] = {}
         self.targets = _branch_targets(assembly)
         self.native: Any = None  # the records of the second tier, made when it first runs this program
+        self.loops = any(
+            assembly.labels.get(ins.operands[-1], ins.index + 1) <= ins.index
+            for ins in assembly.code
+            if ins.operands and ins.name in control.TERMINATORS
+        )
         self.registers = _registers(assembly)
         self.register_numbers = _register_numbers(self.registers)
         units = [lds.access_width(ins.name) for ins in assembly.code]
@@ -73,7 +79,7 @@ class Program:
         code = self.assembly.code
         at = pc
         while at < len(code):
-            step = decode(code[at], self.assembly, self.arch)
+            step = self.step(at)
             at += 1
             if code[at - 1].name in control.TERMINATORS:
                 return Block(steps, step, at)
@@ -82,12 +88,19 @@ class Program:
                 return Block(steps, None, at)
         raise KvcError("KVC0901", f"code runs past the end of the file after instruction {at - 1}")
 
+    def step(self, index: int) -> Step:
+        """The decoded instruction `index`, decoded once. KVC0902 where it is not known."""
+        found = self._steps.get(index)
+        if found is None:
+            found = self._steps[index] = decode(self.assembly.code[index], self.assembly, self.arch)
+        return found
+
     def decode_all(self) -> list[KvcError]:
         """Decode every instruction of the file and return what is not understood (empty when all is)."""
         problems: list[KvcError] = []
         for ins in self.assembly.code:
             try:
-                decode(ins, self.assembly, self.arch)
+                self.step(ins.index)
             except KvcError as error:
                 problems.append(error)
         return problems

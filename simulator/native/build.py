@@ -18,6 +18,7 @@ _FLAGS = (
     "-fno-strict-aliasing", "-fno-sanitize=all", "-fno-stack-protector", "-mprefer-vector-width=512", "-std=gnu11",
 )  # fmt: skip
 _TIMEOUT_S = 300
+_MACHINE = ("state.h", "alu.h", "memory.h", "lds.h", "lanes.h", "machine.h")  # in this order
 
 
 class Unavailable(Exception):
@@ -29,7 +30,8 @@ def source() -> str:
     from kvc.simulator.native.source import alu_source
 
     here = Path(__file__).parent
-    return "\n".join([(here / "ops.h").read_text(), alu_source(), (here / "machine.h").read_text()])
+    parts = {name: (here / name).read_text(encoding="utf-8") for name in ("ops.h", *_MACHINE)}
+    return "\n".join([parts["ops.h"], alu_source(), *(parts[name] for name in _MACHINE)])
 
 
 def _processor() -> str:

@@ -209,9 +209,9 @@ def forms() -> dict[str, str]:
         out[f"v_cvt_f32_ubyte{i}"] = f"(float)(a >> {8 * i} & 255)"
     out |= _compares()
     for name, text in _SATURATING.items():
-        for kind, (low, high) in _LIMITS.items():
+        for kind, (least, most) in _LIMITS.items():
             if name.format(kind) in REGISTRY and REGISTRY[name.format(kind)].clamp_fn:
-                out[f"{name.format(kind)} clamp"] = f"clamped64({text}, {low}ll, {high}ll)"
+                out[f"{name.format(kind)} clamp"] = f"clamped64({text}, {least}ll, {most}ll)"
     return {name: text for name, text in out.items() if name.removesuffix(" clamp") in REGISTRY}
 
 

@@ -11,16 +11,23 @@ import numpy as np
 from kvc.simulator.machine import SimOptions
 from kvc.simulator.memory import Buffer, Memory
 from kvc.simulator.native.build import Unavailable, library
-from kvc.simulator.native.encode import DPP, INS, OPS, SET_WORDS, Encoder
+from kvc.simulator.native.encode import Encoder
+from kvc.simulator.native.records import DPP, INS, OPS, SET_WORDS
 from kvc.simulator.program import Program
 from kvc.simulator.state import LANES, N_SCALAR
 
 _MOST_WAVES = 16  # of a workgroup: 1,024 threads
 _NOT_MARKED = 1 << 30  # `dirty_low` of an epoch without LDS accesses
 _FINDINGS = {
-    11: "an access outside of the buffers", 12: "a misaligned access", 13: "a value never written",
-    14: "a missing wait", 15: "an LDS race", 16: "a barrier that not all waves reach", 17: "an endless loop", 18: "a jump to no code",
-}  # fmt: skip
+    11: "an access outside of the buffers",
+    12: "a misaligned access",
+    13: "a value never written",
+    14: "a missing wait",
+    15: "an LDS race",
+    16: "a barrier that not all waves reach",
+    17: "an endless loop",
+    18: "a jump to no code",
+}
 
 _BUFFER = np.dtype(
     [("start", "u8"), ("size", "u8"), ("data", "u8"), ("written", "u8"), ("kept", "u8"), ("kept_written", "u8"),
@@ -30,9 +37,10 @@ _MATRIX = np.dtype(
     [("numbers", "i4", 8), ("left_index", "u8"), ("right_index", "u8"), ("left_table", "u8"), ("right_table", "u8")]
 )
 _STATS = np.dtype(
-    [("bytes", "u8"), ("more_bytes", "u8"), ("lines", "f8"), ("line_samples", "f8"), ("conflicts", "f8"), ("conflict_samples", "f8"),
-     ("executions", "u8")]
-)  # fmt: skip
+    [("bytes", "u8"), ("more_bytes", "u8")]
+    + [(name, "f8") for name in ("lines", "line_samples", "conflicts", "conflict_samples")]
+    + [("executions", "u8")]
+)
 _POINTERS = ("code", "sources", "source_bits", "target_list", "constants", "dpp", "matrices", "buffers", "stats",
              "counts", "waves", "lds", "lds_valid", "lds_writers", "lds_readers", "lds_flights")  # fmt: skip
 _NUMBERS = ("code_count", "buffer_count", "vector_rows", "accumulators_at", "waves_per_group", "lds_bytes", "granule",
