@@ -195,7 +195,8 @@ class KernelText:
 
 
 def wrapped(line: str) -> list[str]:
-    """A line of at most WIDTH characters as it is; a longer call or signature with one argument a line."""
+    """A line of at most WIDTH characters as it is; a longer call or signature with one argument a line. The meaning
+    stays: what stands in parentheses for grouping gets no comma, which would make a tuple of it."""
     open_at = line.find("(")
     if len(line) <= WIDTH or open_at < 0:
         return [line]
@@ -211,7 +212,9 @@ def wrapped(line: str) -> list[str]:
     if not _TAIL.fullmatch(line, close_at + 1):
         return [line]  # more than one call
     indent = line[: len(line) - len(line.lstrip())]
-    inner = (part for piece in pieces for part in wrapped(f"{indent}    {piece},"))
+    is_call = open_at > 0 and (line[open_at - 1].isalnum() or line[open_at - 1] in "_])")
+    comma = "," if is_call or len(pieces) > 1 else ""
+    inner = (part for piece in pieces for part in wrapped(f"{indent}    {piece}{comma}"))
     return [line[: open_at + 1], *inner, indent + line[close_at:]]
 
 
