@@ -250,7 +250,7 @@ def _import(
     random = importer.advance()
     if random is not None:
         mutations.append(random)
-        state[random[0]] = _random_state(module)
+        state[random[0]] = random_buffer(module)
     tensors = tuple(v.name for v in outputs if isinstance(v, Ref))
     graph = pruned(Graph(importer.name(name), tuple(importer.inputs), tuple(importer.nodes), tensors, tuple(mutations)))
     check_graph(graph)
@@ -263,7 +263,7 @@ def _import(
     )  # fmt: skip
 
 
-def _random_state(module: torch.nn.Module) -> torch.Tensor:
+def random_buffer(module: torch.nn.Module) -> torch.Tensor:
     """The module's [seed, forward passes], as a buffer outside the state_dict (kvc.optable.random)."""
     import torch
     from kvc.optable.random import BUFFER

@@ -80,6 +80,22 @@ def _decompositions(wanted: set[Any]) -> dict[Any, Callable[..., Any]]:
     return table
 
 
+def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
+    """Torch's decompositions of everything that the op table does not define, for a trace that is about to be made."""
+    import torch
+    from torch._decomp import decomposition_table
+
+    known = by_aten()
+    return {
+        target: run
+        for target, run in decomposition_table.items()
+        if (name := overload_name(target))
+        and name not in known
+        and name not in RANDOM
+        and torch.Tag.nondeterministic_seeded not in target.tags
+    }
+
+
 def _composite(target: Any) -> Callable[..., Any]:
     """The operator's own composite kernel. `target.decompose` would look itself up in the table again."""
     import torch

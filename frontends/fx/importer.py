@@ -100,7 +100,7 @@ class Importer:
             if node.op == "output":
                 return self.value(node.args[0])
             if node.op == "get_attr":
-                self.env[node] = getattr(module, str(node.target))
+                self.env.setdefault(node, getattr(module, str(node.target), None))
             elif node.op == "call_function":
                 self.env[node] = self.call(module, node)
         raise KvcError("KVC0201", "the exported graph has no output")

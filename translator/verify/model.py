@@ -147,8 +147,9 @@ def written_module(folder: Path) -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
-class _Launcher:
-    """Stands in for `_launch` of a written module: the same arguments, run by an executor in a worker."""
+class Launcher:
+    """Stands in for `_launch` of a written module: the same arguments, run by an executor in a worker. `compiled` maps
+    code object files of `folder` to what was verified. KVC0804 where a file is not that."""
 
     def __init__(self, folder: Path, compiled: Mapping[str, Compiled], bench: Bench, arch: str) -> None:
         self.folder = folder
@@ -220,7 +221,7 @@ def run_written(
 ) -> tuple[Outputs, int]:
     """Results of a written folder on the reference's inputs and weights (outputs by path, and every buffer), and the
     number of launches. `compiled` maps code object files to what was verified."""
-    launcher = _Launcher(folder, compiled, bench, arch)
+    launcher = Launcher(folder, compiled, bench, arch)
     with written_module(folder) as written, _poisoned_memory():
         launch: Callable[..., None] = launcher
         written._launch = launch  # type: ignore[attr-defined]
