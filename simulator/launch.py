@@ -181,7 +181,7 @@ def _compiled(
         why = "the kernel has scratch memory"
     else:
         banks = arch_row(program.arch).lds_banks
-        why = attempt(program, Task(kernel.name, mem, options, waves, lds_bytes, banks, seed, chunks))
+        why = attempt(program, Task(kernel, mem, options, waves, lds_bytes, banks, seed, chunks))
     if why and options.tier == "c":
         raise KvcError("KVC0902", f"the compiled tier cannot run {kernel.name}: {why}", hint="tier='auto' or 'numpy'")
     return why

@@ -100,6 +100,7 @@ _FIXED = {
     "v_addc_co_u32": "a + b; q = r < a; r += c; q |= r < c", "v_subb_co_u32": "a - b; q = (b > a) | (r < c); r -= c",
     "v_subbrev_co_u32": "b - a; q = (a > b) | (r < c); r -= c",
     "v_cndmask_b32": "c ? b : a", "v_mad_u64_u32": "(u64)a * b + c; q = r < c",
+    "v_mad_i64_i32": "(i64)((u64)((i64)a * b) + (u64)c); q = (r < 0) ^ (((((i64)a * b) ^ r) & (c ^ r)) < 0)",
     # integers
     "v_add_u32": "a + b", "v_sub_u32": "a - b", "v_subrev_u32": "b - a", "v_add_u16": "a + b", "v_sub_u16": "a - b",
     "v_subrev_u16": "b - a", "v_add_i32": "(u32)a + (u32)b", "v_sub_i32": "(u32)a - (u32)b", "v_add_i16": "a + b",

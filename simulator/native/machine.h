@@ -124,6 +124,7 @@ static void start(Machine *m, Wave *w, int number, const u32 *scalars, const u32
   w->V = V;
   w->P = P;
   w->number = number;
+  w->pc = m->entry;
   for (int k = 0; k < m->vector_rows * LANES; k++) V[k] = 0xdeadbeefu;
   memset(P, 255, 4u * (u32)m->vector_rows * LANES);
   memset(w->SP, 255, sizeof w->SP);

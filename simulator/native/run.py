@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvc.simulator.abi import KernelInfo
 from kvc.simulator.machine import SimOptions
 from kvc.simulator.memory import Buffer, Memory
 from kvc.simulator.native.build import Unavailable, library
@@ -45,7 +46,7 @@ _POINTERS = ("code", "sources", "source_bits", "target_list", "constants", "dpp"
              "counts", "waves", "lds", "lds_valid", "lds_writers", "lds_readers", "lds_flights")  # fmt: skip
 _NUMBERS = ("code_count", "buffer_count", "vector_rows", "accumulators_at", "waves_per_group", "lds_bytes", "granule",
             "banks", "check_races", "check_waits", "check_unwritten", "last_buffer", "where", "dirty_low", "dirty_high",
-            "seed", "flights", "found")  # fmt: skip
+            "seed", "flights", "found", "entry")  # fmt: skip
 
 
 class _Machine(ctypes.Structure):
@@ -70,7 +71,7 @@ class Start:
 class Task:
     """A launch: `chunks` gives the starting states of some workgroups at a time."""
 
-    kernel: str
+    kernel: KernelInfo
     memory: Memory
     options: SimOptions
     waves_per_group: int
@@ -137,6 +138,7 @@ class _Run:
             accumulators_at=max(registers.vgprs, 1), waves_per_group=count, lds_bytes=task.lds_bytes,
             granule=native.program.lds_granule, banks=task.lds_banks, check_races=options.race and count > 1,
             check_waits=options.waits, check_unwritten=options.uninit, dirty_low=_NOT_MARKED, seed=task.seed % count,
+            entry=task.kernel.entry,
         )  # fmt: skip
 
     def run(self) -> str:

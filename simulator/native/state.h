@@ -63,7 +63,7 @@ typedef struct {
   Wave *waves; u8 *lds, *lds_valid; u32 *lds_writers, *lds_readers, *lds_flights;
   u64 limit;
   i32 code_count, buffer_count, vector_rows, accumulators_at, waves_per_group, lds_bytes, granule, banks;
-  i32 check_races, check_waits, check_unwritten, last_buffer, where, dirty_low, dirty_high, seed, flights, found;
+  i32 check_races, check_waits, check_unwritten, last_buffer, where, dirty_low, dirty_high, seed, flights, found, entry;
 } Machine;
 
 /* ---- registers and sets */

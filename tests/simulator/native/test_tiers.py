@@ -84,6 +84,16 @@ def test_what_the_compiled_tier_runs_and_says() -> None:
     assert caught.value.code == "KVC0603"
 
 
+def test_a_kernel_starts_at_its_own_entry() -> None:
+    body = "\ts_load_dwordx2 s[4:5], s[0:1], 0x0\n\tv_lshlrev_b32_e32 v1, 2, v0\n\ts_waitcnt lgkmcnt(0)\n"
+    text = kernel_text(f"{body}\tglobal_store_dword v1, v0, s[4:5]")
+    text = text.replace("\t.text\nk:", "\t.text\nother:\n\tv_mov_b32_e32 v0, 7\n\ts_endpgm\nk:")
+    mem = Memory("gfx942")
+    out = mem.alloc(256, name="out")
+    report = launch(load(text, "gfx942"), "k", (1, 1, 1), (64, 1, 1), [out], mem, options=SimOptions(tier="c"))
+    assert report.tier == "c" and (out.view(np.uint32) == np.arange(64)).all()
+
+
 @pytest.mark.usefixtures("no_launch_is_too_small")
 def test_memory_is_put_back_before_the_numpy_tier_judges() -> None:
     """The kernel increments its output and then meets what the compiled tier does not know: one increment in all."""
