@@ -94,8 +94,8 @@ def _attention_case(name: str, heads: int, shared: int, head: int) -> Case:
     group = heads // shared
     kv = f"h // {group}" if group > 1 else "h"
     first, again = (f"g={shared}", "g") if group > 1 else ("h", "h")
-    text = f"""kernel {name}(q: bf16[b=4,h={heads},m=4096,d={head}], k: bf16[b,{first},n=4096,d], v: bf16[b,{again},n,d])
-    -> (o: bf16[b,h,m,d]) {{
+    operands = f"q: bf16[b=4,h={heads},m=4096,d={head}], k: bf16[b,{first},n=4096,d], v: bf16[b,{again},n,d]"
+    text = f"""kernel {name}({operands}) -> (o: bf16[b,h,m,d]) {{
   s: f32[b,h,m,n] = sum(d) q[b,h,m,d] * k[b,{kv},n,d]
   u: f32[b,h,m,n] = where(n <= m, s[b,h,m,n] * {head**-0.5!r}, -inf)
   top: f32[b,h,m] = max(n) u[b,h,m,n]

@@ -80,9 +80,11 @@ def _run(work: Work) -> None:
         captured = capture_loaded(loaded, mode="train")
         work.record["nodes"] = len(captured.graph.nodes)
     with work.timed("plan"):
+        from kvc.emitter import composites
+        from kvc.emitter import target as find_target
         from kvc.pipeline_graph import plan as plan_graph
 
-        plan = plan_graph(captured.graph)
+        plan = plan_graph(captured.graph, composites(find_target(work.job["target"])))
         work.record |= described(plan)
     if work.job["stage"] == "plan":
         work.record["status"] = "failed" if plan.fallbacks else "passed"

@@ -175,10 +175,26 @@ def masked(score: Expr) -> Masked:
         case Call("where", (condition, value, Const(other))) if other == -math.inf:
             inner = masked(value)
             return Masked((condition, *inner.conditions), inner.value)
+        case Call("where", (condition, Const(other), value)) if other == -math.inf:
+            inner = masked(value)
+            return Masked((_negated(condition), *inner.conditions), inner.value)
         case Call("mul", (value, Const(factor))) if not isinstance(factor, bool) and factor > 0:
             inner = masked(value)
             return Masked(inner.conditions, Call("mul", (inner.value, Const(factor))))
     return Masked((), score)
+
+
+def _negated(condition: Expr) -> Expr:
+    match condition:
+        case Call("not", (inner,)):
+            return inner
+        case Call("eq", (inner, Const(value))) if value == 0 and _is_comparison(inner):
+            return inner
+    return Call("not", (condition,))
+
+
+def _is_comparison(expr: Expr) -> bool:
+    return isinstance(expr, Call) and expr.fn in ("le", "lt", "ge", "gt", "eq", "ne", "and", "or", "not")
 
 
 def causal_reach(algebra: IndexAlgebra, condition: Expr, m: str, n: str) -> int | None:

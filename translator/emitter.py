@@ -139,9 +139,24 @@ class Emitter(Protocol):
     ) -> Iterator[Candidate]: ...
 
 
+@dataclass(frozen=True)
+class Composite:
+    """A pattern of several reductions that a target writes as one kernel, for partition to form: its name
+    ("attention"), the storage types of its operands, and the longest head (elements) that fits."""
+
+    name: str
+    dtypes: frozenset[str]
+    longest: int
+
+
+def composites(target: Target) -> tuple[Composite, ...]:
+    """What a target writes as one kernel beside the patterns that every target does."""
+    return getattr(target, "composites", ())
+
+
 class Target(Protocol):
     """A language kvc can write. `emitters` are in order of preference; the last one is the generic emitter, which
-    supports every spec."""
+    supports every spec. A target may have `composites`, a tuple of Composite."""
 
     name: str
     suffix: str  # of a kernel file, e.g. ".hip"

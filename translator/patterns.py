@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvc.functions import FUNCTIONS
 from kvc.kernel import (
@@ -34,6 +35,9 @@ from kvc.kernel import (
     walk,
 )
 from kvc.simplify import IndexAlgebra, steps
+
+if TYPE_CHECKING:
+    from kvc.attention import Attention
 
 WINDOW_POINTS = 1024  # a reduction up to this many points may run inside one thread
 SERIAL_POINTS = 16  # below this a reduction is a window even when it reads like a row
@@ -124,7 +128,7 @@ class Staged:
     stages: tuple[Stage, ...]
 
 
-Pattern = Pointwise | Rows | Contraction | Window | Recurrence | Staged
+Pattern: TypeAlias = "Pointwise | Rows | Contraction | Window | Recurrence | Attention | Staged"
 
 
 def match(spec: KernelSpec) -> Pattern:
@@ -138,9 +142,11 @@ def match(spec: KernelSpec) -> Pattern:
 
 def _matchers() -> dict[str, Callable[[KernelSpec], Pattern | str]]:
     """The matchers by name, most specific first."""
+    from kvc.attention import match_attention  # it is made of what stands here
+
     return {
         "pointwise": match_pointwise, "window": match_window, "contraction": match_contraction, "rows": match_rows,
-        "recurrence": match_recurrence,
+        "recurrence": match_recurrence, "attention": match_attention,
     }  # fmt: skip
 
 

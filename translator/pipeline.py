@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc.arch import CDNA, ArchSpec
 from kvc.diagnostics import KvcError
-from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task
+from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task, composites
 from kvc.kernel import KernelSpec
 from kvc.logs import tell
 from kvc.patterns import match, why_not
@@ -276,7 +276,7 @@ def translate(
     seconds = {}
     started = time.monotonic()
     listen("stage", {"name": "partition"})
-    plan = plan_graph(captured.graph)
+    plan = plan_graph(captured.graph, composites(target))
     tell_plan(plan)
     check_fallbacks(plan, options.strict)
     seconds["partition"] = time.monotonic() - started

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvc.check import RESERVED, check_graph
 from kvc.cost import arithmetic
+from kvc.emitter import Composite
 from kvc.graph import Graph, TensorType
 from kvc.kernel import KernelSpec, Stmt
 from kvc.lower import Provenance, fallbacks, lower
@@ -23,9 +24,9 @@ GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (canonicalize, fold, canoni
 MAX_NAME = 48  # characters of a kernel's name
 
 
-def plan(graph: Graph) -> Plan:
+def plan(graph: Graph, composites: Sequence[Composite] = ()) -> Plan:
     """The kernels of a graph and the order in which they run. Nodes that the op table cannot express are fallback
-    steps. KVC0302 where a pass breaks an invariant."""
+    steps; `composites`: what the target writes as one kernel. KVC0302 where a pass breaks an invariant."""
     check_graph(graph)
     for run in GRAPH_PASSES:
         graph = check_graph(run(graph))
@@ -33,7 +34,10 @@ def plan(graph: Graph) -> Plan:
     whole = _plain_intermediates(graph, whole)
     reasons = fallbacks(graph)
     pieces = partition(
-        whole, _barriers(graph, reasons), lambda targets: kernel_name([whole.stmt[t] for t in targets], provenance)
+        whole,
+        _barriers(graph, reasons),
+        lambda targets: kernel_name([whole.stmt[t] for t in targets], provenance),
+        composites,
     )
     cuts = [p for p in pieces if isinstance(p, Cut)]
     kernels, which = dedupe([c.spec for c in cuts])
@@ -47,10 +51,10 @@ def plan(graph: Graph) -> Plan:
     return Plan(graph, kernels, tuple(steps), _buffers(graph, whole, cuts))
 
 
-def fusion(graph: Graph) -> Fusion:
+def fusion(graph: Graph, composites: Sequence[Composite] = ()) -> Fusion:
     """How the statements of a graph that has been through the passes (a plan's) are grouped into kernels."""
     whole, _ = lower(graph)
-    return grouped(_plain_intermediates(graph, whole), _barriers(graph, fallbacks(graph)))
+    return grouped(_plain_intermediates(graph, whole), _barriers(graph, fallbacks(graph)), composites)
 
 
 def _barriers(graph: Graph, reasons: Collection[str]) -> list[Barrier]:

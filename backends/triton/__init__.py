@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvc.arch import ArchSpec
 from kvc.diagnostics import Diagnostic
-from kvc.emitter import Candidate, Compiled, Emitter
+from kvc.emitter import Candidate, Compiled, Composite, Emitter
 
 
 class TritonTarget:
@@ -14,6 +14,7 @@ class TritonTarget:
 
     name = "triton"
     suffix = ".py"
+    composites = (Composite("attention", frozenset({"f16", "bf16"}), 256),)
 
     def emitters(self) -> Sequence[Emitter]:
         """Specific schedules first; the last one writes any spec."""

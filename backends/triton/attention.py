@@ -2,7 +2,8 @@
 
 A program owns BLOCK_M queries of one batch entry and walks the keys in blocks of BLOCK_N. Per row it keeps the largest
 score so far, the sum of exp(score - largest), and the sum of those weights times v; when the largest grows, both
-sums shrink by what exp makes of the difference. Exponentials are powers of two, with log2(e) folded into the scale.
+sums shrink by what exp makes of the difference. (These are one-dimensional: Triton keeps such in the layout of the
+scores' rows, where columns of width one would go through LDS in every step.) Exponentials are powers of two, with log2(e) folded into the scale.
 
 Blocks that a causal mask hides from all rows are not visited, and those that it hides from none need no mask; rows
 with the most keys start first. A row whose keys are all masked shifts by zero, so that its sums are zero.
@@ -135,8 +136,8 @@ class _AttentionKernel:
         place, depth = self._along(scope, pattern.d, "BLOCK_D", "[None, :]")
         place.shape = ("BLOCK_M", "BLOCK_D")
         scope.emit(f"{self.q} = {self._tile(place, pattern.q, {self.row, depth}, depth)}")
-        scope.emit(f'{self.top} = tl.full((BLOCK_M, 1), float("-inf"), tl.float32)')
-        scope.emit(f"{self.total} = tl.full((BLOCK_M, 1), 0.0, tl.float32)")
+        scope.emit(f'{self.top} = tl.full((BLOCK_M,), float("-inf"), tl.float32)')
+        scope.emit(f"{self.total} = tl.full((BLOCK_M,), 0.0, tl.float32)")
         scope.emit(f"{self.acc} = {scope.full(0, F32)}")
         block = self.file.constant("BLOCK_N")
         whole = self.keys // block * block
@@ -236,7 +237,7 @@ class _AttentionKernel:
         largest, shift, p = self._weights(loop, s, column, conditions, "" if inside else mask)
         decay = fresh("decay")
         loop.emit(f"{decay} = tl.exp2({self.top} - {shift})")
-        loop.emit(f"{self.total} = {self.total} * {decay} + tl.sum({p}, axis=1, keep_dims=True)")
+        loop.emit(f"{self.total} = {self.total} * {decay} + tl.sum({p}, axis=1)")
         place, key = self._along(loop, pattern.n, "BLOCK_N", "[:, None]", start, "key")
         place.shape = ("BLOCK_N", "BLOCK_E")
         v = fresh("v_tile")
@@ -245,7 +246,7 @@ class _AttentionKernel:
         if weight is not self.kind:
             loop.emit(f"{v} = {v}.to({TL[weight.name]})")
         rounded = f"{p}.to({TL[weight.name]})" if weight is not F32 else p
-        loop.emit(f'{self.acc} = tl.dot({rounded}, {v}, {self.acc} * {decay}, input_precision="ieee")')
+        loop.emit(f'{self.acc} = tl.dot({rounded}, {v}, {self.acc} * {decay}[:, None], input_precision="ieee")')
         loop.emit(f"{self.top} = {largest}")
         scope.close(f"for {start} in {header}:", loop)
 
@@ -279,9 +280,9 @@ class _AttentionKernel:
             score = V(name, ATOM, F32, score.axes)
         largest, shift, p = fresh("largest"), fresh("shift"), fresh("p")
         text = score.text if {self.row, column} <= score.axes else loop.broadcast(score)
-        loop.emit(f"{largest} = tl.maximum({self.top}, tl.max({text}, axis=1, keep_dims=True) * {factor!r})")
+        loop.emit(f"{largest} = tl.maximum({self.top}, tl.max({text}, axis=1) * {factor!r})")
         loop.emit(f'{shift} = tl.where({largest} == float("-inf"), 0.0, {largest})')
-        loop.emit(f"{p} = tl.exp2(tl.fma({text}, {factor!r}, -{shift}))")
+        loop.emit(f"{p} = tl.exp2(tl.fma({text}, {factor!r}, -{shift}[:, None]))")
         return largest, shift, p
 
     # ------------------------------------------------------------ results
@@ -289,12 +290,15 @@ class _AttentionKernel:
         scope, pattern = self.scope, self.pattern
         rows = frozenset({self.row})
         output = pattern.output
-        for stmt, text in ((pattern.total, self.total), (pattern.top, f"{self.top} * {1 / LOG2_E!r}")):
+        for stmt, text in (
+            (pattern.total, f"{self.total}[:, None]"),
+            (pattern.top, f"{self.top}[:, None] * {1 / LOG2_E!r}"),
+        ):
             if any(load.tensor == stmt.target for s in pattern.epilogue for load in s.loads()):
                 scope.keep(self._key(stmt.target), stmt.target, scope.round(V(text, 0, F32, rows), stmt.dtype))
         acc = V(self.acc, ATOM, F32, rows | {self.lane})
         if pattern.normalised:
-            acc = V(f"{self.acc} / {self.total}", 0, F32, acc.axes)
+            acc = V(f"{self.acc} / {self.total}[:, None]", 0, F32, acc.axes)
         scope.keep(self._key(output.target), output.target, scope.round(acc, output.dtype))
         outputs = {o.name for o in self.spec.outputs}
         for s in (output, *pattern.epilogue):

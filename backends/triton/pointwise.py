@@ -48,7 +48,10 @@ def flat_configurations(task: Task, points: int, heavy: bool = False) -> Iterato
     block = wave * 4 if heavy else wave * 16
     while block > wave and points < block * arch.cu_count:
         block //= 2
-    best = {"BLOCK": block, "num_warps": max(1, min(4, block // wave))}
+    # 16 bytes of the narrowest operand a lane.
+    narrow = min((o.dtype.bytes for o in (*task.spec.inputs, *task.spec.outputs)), default=4) <= 2
+    warps = block // (8 * wave) if narrow and not heavy else block // wave
+    best = {"BLOCK": block, "num_warps": max(1, min(4, warps))}
     blocks = [b for b in (wave, wave * 2, wave * 4, wave * 8, wave * 16, wave * 32) if b <= max(points, wave)]
     warps = [w for w in (1, 2, 4, 8) if w * wave <= arch.max_threads]
     for setting in grid_of(best, {"BLOCK": blocks, "num_warps": warps}):

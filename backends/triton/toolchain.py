@@ -209,6 +209,9 @@ def _compile_launch(candidate: Candidate, launch: Launch, module: ModuleType) ->
     source = ASTSource(function, signature, constants, attributes)
     options = launch_options(launch, arch, task.numerics)
     kernel = _guarded(function, lambda: triton.compile(source, target=gpu_target(arch), options=options))
+    if int(kernel.metadata.shared) > arch.lds_bytes:
+        used = f"{int(kernel.metadata.shared):,} bytes of LDS, of {arch.lds_bytes:,} on {arch.name}"
+        raise _does_not_compile(f"{launch.kernel} takes {used}", _first_line(function))
     text, binary = ("amdgcn", "hsaco") if arch.vendor == "amd" else ("ptx", "cubin")
     record = (*sorted(toolchain().items()), ("options", ", ".join(f"{k}={v}" for k, v in sorted(options.items()))))
     return CodeObject(

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvc.attention import Attention
 from kvc.cost import evaluations, is_transcendental, launches, price
-from kvc.kernel import KernelSpec
+from kvc.emitter import Composite
+from kvc.kernel import KernelSpec, loads
 from kvc.passes.access import loads_in_index
 from kvc.passes.extract import extract
-from kvc.patterns import Contraction, Pattern, Pointwise, Rows, Staged, Window, match, points
+from kvc.patterns import Contraction, Pattern, Pointwise, Rows, Staged, Window, match, operands_of, points
 
 TINY_POINTS = 1024  # one workgroup's worth
 MAX_OPERANDS = 24  # pointers of one launch; siblings are not merged beyond
@@ -36,6 +38,9 @@ class Barrier:
     reads: tuple[str, ...]
 
 
+_ATTENTION_REDUCTIONS = 4  # two contractions, the maximum and the sum
+
+
 @dataclass(frozen=True)
 class Trial:
     """A kernel that a group of statements would make."""
@@ -48,8 +53,9 @@ class Trial:
 class Fusion:
     """The grouping under construction. Statements start alone, those of a loop together."""
 
-    def __init__(self, whole: KernelSpec, barriers: Sequence[Barrier]) -> None:
+    def __init__(self, whole: KernelSpec, barriers: Sequence[Barrier], composites: Sequence[Composite] = ()) -> None:
         self.whole = whole
+        self.composites = {c.name: c for c in composites}
         self.live = {o.name for o in whole.outputs}
         self.position = {s.target: i for i, s in enumerate(whole.body)}
         self.reads = {s.target: tuple(dict.fromkeys(r.tensor for r in s.loads())) for s in whole.body}
@@ -285,6 +291,8 @@ class Fusion:
 
     # ------------------------------------------------------------ the rules
     def run(self) -> Fusion:
+        if "attention" in self.composites:
+            self._form_attention(self.composites["attention"])
         self._grow((Contraction,), lambda t: isinstance(t.pattern, Contraction), backwards=False)
         self._grow((Rows, Window), lambda t: isinstance(t.pattern, Rows | Window), backwards=True)
         for group in sorted(self.groups, reverse=True):
@@ -295,6 +303,74 @@ class Fusion:
         self._siblings()
         self._shed()
         return self
+
+    def _form_attention(self, composite: Composite) -> None:
+        """Join what lies between two contractions around a softmax, where the target writes that as one kernel."""
+        contractions = [t for t in self.position if self._is_contraction(t)]
+        for target in contractions:
+            after = self._until_contractions(target, set(contractions))
+            for output in sorted(after & set(contractions) - {target}, key=self.position.__getitem__):
+                between = self._with_companions(output, after, set(contractions))
+                sums = sum(self.whole.stmt[t].over is not None for t in between)
+                if sums == _ATTENTION_REDUCTIONS and self._join_attention(between, composite):
+                    break
+
+    def _is_contraction(self, target: str) -> bool:
+        return not isinstance(operands_of(self.whole, self.whole.stmt[target]), str)
+
+    def _until_contractions(self, target: str, contractions: set[str]) -> set[str]:
+        """A contraction and all that follows from it, up to and with the next contractions."""
+        found, stack = {target}, [target]
+        while stack:
+            for reader in self.readers[stack.pop()]:
+                if reader not in found:
+                    found.add(reader)
+                    if reader not in contractions:
+                        stack.append(reader)
+        return found
+
+    def _with_companions(self, output: str, after: set[str], contractions: set[str]) -> set[str]:
+        """What an output follows from in `after`, what else follows from that alone (the sum of the weights), and
+        pointwise statements over the output's domain that need nothing more (the division by it, a rounding)."""
+        found = self._before(output, after)
+        domain = self.whole.shape_of(output)
+        for t in sorted((after | set(self.readers[output])) - contractions - found, key=self.position.__getitem__):
+            own = {r for r in self.reads[t] if r in after or r in found}
+            stmt = self.whole.stmt[t]
+            is_after = output in self._before(t, after | {t})
+            if own <= found and (not is_after or (stmt.over is None and self.whole.shape_of(t) == domain)):
+                found.add(t)
+        return found
+
+    def _before(self, target: str, within: set[str]) -> set[str]:
+        """A statement and those of `within` that it follows from."""
+        found, stack = {target}, [target]
+        while stack:
+            for tensor in self.reads[stack.pop()]:
+                if tensor in within and tensor not in found:
+                    found.add(tensor)
+                    stack.append(tensor)
+        return found
+
+    def _join_attention(self, targets: set[str], composite: Composite) -> bool:
+        groups = {self.owner[t] for t in targets}
+        if any(self._is_closed(g) or not set(self.groups[g]) <= targets for g in groups):
+            return False
+        trial = self.trial(targets, groups)
+        found, spec = trial.pattern, trial.spec
+        if not isinstance(found, Attention) or not spec.is_static:
+            return False
+        kinds = {spec.dtype_of(load.tensor).name for x in (found.q, found.k, found.v) for load in loads(x)}
+        if not kinds <= composite.dtypes or max(points(spec, found.d), points(spec, found.e)) > composite.longest:
+            return False
+        first = min(groups)
+        for g in groups:
+            del self.groups[g]
+        self.groups[first] = tuple(sorted(targets, key=self.position.__getitem__))
+        for t in targets:
+            self.members[t] = {first}
+            self.owner[t] = first
+        return True
 
     def _grow(self, kinds: tuple[type, ...], allowed: Callable[[Trial], bool], backwards: bool) -> None:
         """Let each group of these kinds take in its consumers and (`backwards`) producers until none fits."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvc.check import check_kernel
+from kvc.emitter import Composite
 from kvc.kernel import KernelSpec
 from kvc.passes.extract import extract
 from kvc.passes.fuse import Barrier, Fusion
@@ -28,12 +29,15 @@ class Cut:
 
 
 def partition(
-    whole: KernelSpec, barriers: Sequence[Barrier] = (), name: Callable[[Sequence[str]], str] | None = None
+    whole: KernelSpec,
+    barriers: Sequence[Barrier] = (),
+    name: Callable[[Sequence[str]], str] | None = None,
+    composites: Sequence[Composite] = (),
 ) -> list[Cut | Barrier]:
     """Kernels and barriers in an order in which each reads only what an earlier one wrote. Unit dims of outputs are
     gone and dims may be split: an operand's memory is that of the tensor, its dims need not be. `name` gives a kernel
-    name for the statements it computes."""
-    fusion = grouped(whole, barriers)
+    name for the statements it computes; `composites` are what the target writes as one kernel (kvc.emitter)."""
+    fusion = grouped(whole, barriers, composites)
     whole = relayout(fusion.whole, fusion)
     steps: list[Cut | Barrier] = []
     for group in _order(fusion):
@@ -47,11 +51,11 @@ def partition(
     return steps
 
 
-def grouped(whole: KernelSpec, barriers: Sequence[Barrier] = ()) -> Fusion:
+def grouped(whole: KernelSpec, barriers: Sequence[Barrier] = (), composites: Sequence[Composite] = ()) -> Fusion:
     """The statements of a whole-model spec as groups, each to become a kernel."""
     for prepare in PREPARE:
         whole = check_kernel(prepare(whole))
-    return Fusion(whole, barriers).run()
+    return Fusion(whole, barriers, composites).run()
 
 
 def _order(fusion: Fusion) -> list[int]:
