@@ -66,6 +66,7 @@ def kvc(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | 
     """The backend: torch.compile calls it with each graph that Dynamo captured."""
     from kvc.frontends.fx.decompose import decompositions_for_tracing
     from torch._dynamo.backends.common import aot_autograd
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     chosen = DynamoOptions.of(options)
     if mode not in ("", "default", None):
@@ -76,7 +77,9 @@ def kvc(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | 
         inference_compiler=_compiler("inference", chosen),
         decompositions=decompositions_for_tracing,
     )
-    run: Run = backend(module, inputs)
+    # Attention by its definition: the fused operators that torch would pick have gradients that only torch knows.
+    with sdpa_kernel(SDPBackend.MATH):
+        run: Run = backend(module, inputs)
     return run
 
 

@@ -83,10 +83,11 @@ def _decompositions(wanted: set[Any]) -> dict[Any, Callable[..., Any]]:
 def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
     """Torch's decompositions of everything that the op table does not define, for a trace that is about to be made."""
     import torch
+    from kvc.frontends.fx.conv_backward import convolution_backward
     from torch._decomp import decomposition_table
 
     known = by_aten()
-    return {
+    table: dict[Any, Callable[..., Any]] = {
         target: run
         for target, run in decomposition_table.items()
         if (name := overload_name(target))
@@ -94,6 +95,8 @@ def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
         and name not in RANDOM
         and torch.Tag.nondeterministic_seeded not in target.tags
     }
+    table[torch.ops.aten.convolution_backward.default] = convolution_backward
+    return table
 
 
 def _composite(target: Any) -> Callable[..., Any]:
