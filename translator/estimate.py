@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc.arch import ArchSpec
+from kvc.attention import Attention
 from kvc.cost import bytes_moved, flops
 from kvc.kernel import KernelSpec
 from kvc.patterns import Contraction, match
@@ -21,8 +22,9 @@ LAUNCH_US = 3.0
 def peak_flops(spec: KernelSpec, arch: ArchSpec) -> float:
     """Peak operations a second for the spec's main work: matrix cores where it is a contraction of a matrix dtype."""
     pattern = match(spec)
-    if isinstance(pattern, Contraction):
-        kinds = {load.tensor: spec.dtype_of(load.tensor) for load in pattern.stmt.loads()}
+    if isinstance(pattern, Contraction | Attention):
+        product = pattern.stmt if isinstance(pattern, Contraction) else pattern.scores
+        kinds = {load.tensor: spec.dtype_of(load.tensor) for load in product.loads()}
         names = {kind.name for kind in kinds.values() if kind.is_float}
         if len(names) == 1 and (name := names.pop()) in dict(arch.peak_tflops):
             return arch.peak(name) * 1e12

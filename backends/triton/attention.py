@@ -2,8 +2,9 @@
 
 A program owns BLOCK_M queries of one batch entry and walks the keys in blocks of BLOCK_N. Per row it keeps the largest
 score so far, the sum of exp(score - largest), and the sum of those weights times v; when the largest grows, both
-sums shrink by what exp makes of the difference. (These are one-dimensional: Triton keeps such in the layout of the
-scores' rows, where columns of width one would go through LDS in every step.) Exponentials are powers of two, with log2(e) folded into the scale.
+sums shrink by what exp makes of the difference. (What is kept per row is one-dimensional, since Triton leaves that in
+the layout of the scores' rows, where columns of width one would go through LDS in every step.) Exponentials are powers
+of two, with log2(e) folded into the scale.
 
 Blocks that a causal mask hides from all rows are not visited, and those that it hides from none need no mask; rows
 with the most keys start first. A row whose keys are all masked shifts by zero, so that its sums are zero.

@@ -124,7 +124,7 @@ class Fusion:
         return False
 
     # ------------------------------------------------------------ trials
-    def trial(self, targets: Sequence[str], groups: Iterable[int]) -> Trial:
+    def trial(self, targets: Iterable[str], groups: Iterable[int]) -> Trial:
         """The kernel of `targets` in place of `groups`, with its pattern and price."""
         ordered = tuple(sorted(targets, key=self.position.__getitem__))
         outputs = self.outputs(ordered, groups)
