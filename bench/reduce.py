@@ -199,6 +199,7 @@ class _Search:
             if best is None:
                 return values
             values = best
+            self.stuck.clear()  # a length that was tied to this one may follow now
         values = self.polished(values, knobs)
         while not self.exhausted and (best := self.best_move(values, knobs, free=True)) is not None:
             values = best

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvc.bench.journal import Record
 
+THIN = 0.5  # coverage of reduced sizes (kvc.bench.reduce) below which a pass says little
 FAST_P = (0.5, 0.8, 1.0, 1.5, 2.0)
 
 
@@ -30,6 +31,7 @@ def _figures(records: Sequence[Record], total: int) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "total": total,
         "passed": status["passed"],
+        "passed_thin": sum(r["status"] == "passed" and _coverage(r) < THIN for r in records),
         "failed": status["failed"],
         "reference": status["reference"],
         "pass_at_1": round(status["passed"] / total, 4) if total else 0.0,
@@ -45,6 +47,12 @@ def _figures(records: Sequence[Record], total: int) -> dict[str, Any]:
     if timed:
         figures["timing"] = _timing(records, total)
     return figures
+
+
+def _coverage(record: Record) -> float:
+    """How much of the full problem's tiling the sizes that were run can show; 1 at full size."""
+    coverage: float = record.get("sizes", {}).get("coverage", 1.0)
+    return coverage
 
 
 def _timing(records: Sequence[Record], total: int) -> dict[str, Any]:
@@ -108,16 +116,28 @@ def markdown(summary: Mapping[str, Any], records: Sequence[Record], title: str) 
     if bad:
         lines += ["", "## References that prove nothing", ""]
         lines += [f"- {r['problem']} {r['name']}: {r.get('reference', {}).get('degenerate', '')}" for r in bad]
+    thin = [r for r in records if r["status"] == "passed" and _coverage(r) < THIN]
+    if thin:
+        lines += ["", f"## Passed at sizes that show little (coverage below {THIN})", ""]
+        lines += [f"- {r['problem']} {r['name']}: {_coverage(r)}, inputs {r['sizes']['inputs']}" for r in thin]
     lines += [
         "",
         "## Problems",
         "",
-        "| problem | name | status | kernels | distinct | seconds |",
-        "|---|---|---|---|---|---|",
+        "| problem | name | status | kernels | distinct | coverage | seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for r in records:
         seconds = round(sum(r.get("seconds", {}).values()), 1)
-        cells = [r["problem"], r["name"], r["status"], r.get("kernels", ""), r.get("distinct", ""), seconds]
+        cells = [
+            r["problem"],
+            r["name"],
+            r["status"],
+            r.get("kernels", ""),
+            r.get("distinct", ""),
+            _coverage(r),
+            seconds,
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 

@@ -131,3 +131,31 @@ def test_constructors_may_look_at_values() -> None:
         "def get_inputs(): return [torch.rand(4)]\ndef get_init_inputs(): return []\n"
     )
     assert measure(source).inputs == ((4,),)
+
+
+def test_a_length_that_bounds_another_follows_it_down() -> None:
+    source = (
+        HEAD
+        + """
+longest, length, width = 1024, 512, 256
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(longest, longest).tril())
+
+    def forward(self, x):
+        t = x.shape[1]
+        return ((x @ x.transpose(1, 2)) * self.mask[:t, :t]) @ x
+
+def get_inputs():
+    return [torch.rand(128, length, width)]
+
+def get_init_inputs():
+    return []
+"""
+    )
+    found = reduce(source, "masked.py", Budget(bytes=2_000_000))
+    sizes = {value: reduced for _, value, reduced in found.sizes}
+    assert found.within and found.coverage > 0.9
+    assert sizes[512] <= sizes[1024] < 1024 and sizes[512] > 64

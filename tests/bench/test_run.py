@@ -211,5 +211,8 @@ def test_rates_count_every_problem_that_was_asked_for() -> None:
     }
     assert summary["all"]["timing"]["compile"]["fast_p"]["1.0"] == 0.0
     assert summary["levels"]["1"]["pass_at_1"] == 0.5
+    thin = record("1/9", "passed", sizes={"coverage": 0.1, "inputs": [[1, 1]]})
+    assert summarise([thin], 1)["all"]["passed_thin"] == 1
+    assert "sizes that show little" in markdown(summarise([thin], 1), [thin], "Title")
     page = markdown(summary, records, "Title")
     assert "zeros pass" in page and "a \\| b" in page
