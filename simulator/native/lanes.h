@@ -56,7 +56,7 @@ static void permuted(const Wave *w, const u32 *in, const u32 *lane, int push, u3
     for (int l = 0; l < LANES; l++) if (w->em[l]) out[lane[l]] = in[l];
   } else for (int l = 0; l < LANES; l++) out[l] = in[lane[l]] & w->em[lane[l]];
 }
-static int permute(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int permute(Machine *m, Wave *w, const Ins *i) {
   const i32 *p = i->p;  /* target, address or -1, data, offset, push */
   u32 lane[LANES], out[LANES], own[LANES];
   const Word data = {W_VECTOR, 0, 0, 0, p[2], 0, 0}, where = {W_VECTOR, 0, 0, 0, p[1], 0, 0};
@@ -116,7 +116,7 @@ INLINE void product(const float *left, const float *right, float *sum, int m, co
     for (int q = 0; q < 4; q++) for (int c = 0; c < n; c++) sum[(r + q) * pitch + c] = line[q][c];
   }
 }
-static int matrix(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int matrix(Machine *m, Wave *w, const Ins *i) {
   const Matrix *x = &m->matrices[i->fn];
   const i32 *p = i->p;  /* target, left, right, accumulator row or -1 (then constant w[0]), registers */
   float left[LANES * 32], right[LANES * 32], by_row[64 * 128], by_k[64 * 128], sum[LANES * 32];

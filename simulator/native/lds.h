@@ -36,24 +36,45 @@ static int lds_addresses(Machine *m, Wave *w, int row, u32 offset, int width, u3
   if (w->exec && (m->lds_bytes < width || most > (u32)(m->lds_bytes - width))) return OUT_OF_BOUNDS;
   return low & (u32)((width < 4 ? width : 4) - 1) ? MISALIGNED : 0;
 }
-/* `same`: lanes whose write leaves the bytes as they are, which waves may do side by side */
-static int lds_race(Machine *m, const Wave *w, const u32 *at, u64 mask, int width, int writes, u64 same) {
-  if (!m->check_races) return 0;
-  u32 own = 1u << w->number, bad = 0;
+/* Marks the bytes that a wave reads or writes; RACE where another wave has been there. `same`: lanes whose write leaves
+   the bytes as they are, which waves may do side by side. */
+static __attribute__((noinline)) int lds_race(Machine *m, const Wave *w, const u32 *at, u64 mask, int width, int writes, u64 same) {
+  if (!m->check_races || !mask) return 0;
+  u32 own = 1u << w->number, bad = 0, low = ~0u, high = 0, *marks = writes ? m->lds_writers : m->lds_readers;
   int shift = __builtin_ctz((u32)m->granule), pieces = width / m->granule < 1 ? 1 : width / m->granule;
   for (int l = 0; l < LANES; l++) {
     if (!(mask >> l & 1)) continue;
-    int first = (int)(at[l] >> shift);
-    for (int k = first; k < first + pieces; k++) {
-      u32 wrote = m->lds_writers[k], read = m->lds_readers[k] & ~wrote;
+    u32 first = at[l] >> shift;
+    low = first < low ? first : low;
+    high = first > high ? first : high;
+    for (u32 k = first; k < first + (u32)pieces; k++) {
+      u32 wrote = m->lds_writers[k], read = m->lds_readers[k];
       /* a wave that wrote these bytes itself, with the value they still have, may read them */
-      bad |= writes ? (same >> l & 1 ? read : wrote | m->lds_readers[k]) & ~own : wrote & own ? 0 : wrote;
-      if (writes) m->lds_writers[k] |= own; else m->lds_readers[k] |= own;
+      bad |= writes ? (same >> l & 1 ? read & ~wrote : wrote | read) & ~own : wrote & own ? 0 : wrote;
+      marks[k] |= own;
     }
-    m->dirty_low = first < m->dirty_low ? first : m->dirty_low;
-    m->dirty_high = first + pieces > m->dirty_high ? first + pieces : m->dirty_high;
   }
+  m->dirty_low = (i32)low < m->dirty_low ? (i32)low : m->dirty_low;
+  m->dirty_high = (i32)high + pieces > m->dirty_high ? (i32)high + pieces : m->dirty_high;
   return bad ? RACE : 0;
+}
+/* lanes whose write would change nothing; only needed where another wave has written too */
+static u64 unchanged(const Machine *m, const Wave *w, const u32 *at, int row, int width, int shift_data) {
+  u64 same = 0;
+  u32 others = 0;
+  int shift = __builtin_ctz((u32)m->granule), pieces = width / m->granule < 1 ? 1 : width / m->granule;
+  for (int l = 0; l < LANES; l++)
+    for (u32 k = at[l] >> shift, end = k + (u32)pieces; w->exec >> l & 1 && k < end; k++) others |= m->lds_writers[k];
+  if (!(others & ~(1u << w->number))) return 0;
+  for (int l = 0; l < LANES; l++) {
+    u8 fresh[16];
+    if (!(w->exec >> l & 1)) continue;
+    put_lane(fresh, w->V + row * LANES, l, width, shift_data);
+    int equal = 1;
+    for (int k = 0; k < width; k++) equal &= fresh[k] == m->lds[at[l] + (u32)k];
+    same |= (u64)equal << l;
+  }
+  return same;
 }
 /* a wave must not touch bytes that its own load into LDS is still to write */
 static int in_flight(const Machine *m, const Wave *w, const u32 *at, u64 mask, int width) {
@@ -79,7 +100,7 @@ static void land(Machine *m, const Wave *w, const Pending *e) {
   m->flights--;
   m->found |= note_flight(m, w, e, 0);
 }
-static int load_lds(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int load_lds(Machine *m, Wave *w, const Ins *i) {
   u64 at[LANES], mask;
   int width = i->p[5], wide = width < 4 ? 4 : width, count = wide / 4;
   if (!m->check_waits) return REFUSED;
@@ -129,7 +150,7 @@ static void transpose(u32 (*value)[LANES], int bits) {
     }
   memcpy(value, out, sizeof out);
 }
-static int lds_read(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int lds_read(Machine *m, Wave *w, const Ins *i) {
   const i32 *p = i->p;  /* target, address, offset, second offset or -1, width, flags */
   int width = p[4], count = width < 4 ? 1 : width / 4, halves = p[3] < 0 ? 1 : 2, bad;
   u32 at[2][LANES], value[2][4][LANES] __attribute__((aligned(64)));
@@ -140,7 +161,20 @@ static int lds_read(Machine *m, Wave *w, const Ins *i) {
     bad = lds_race(m, w, at[h], w->exec, width, 0, 0);
     if (bad || (bad = in_flight(m, w, at[h], w->exec, width))) return bad;
     count_conflicts(m, w, i, at[h], width);
-    for (int l = 0; l < LANES; l++) {
+    int plain = w->exec == ~0ull && width >= 4;
+    if (plain) {
+      u32 bad_lane[LANES];
+      memset(bad_lane, 0, sizeof bad_lane);
+      for (int k = 0; k < count; k++)
+        for (int l = 0; l < LANES; l++) {
+          u32 known;
+          __builtin_memcpy(&value[h][k][l], m->lds + at[h][l] + 4 * k, 4);
+          __builtin_memcpy(&known, m->lds_valid + at[h][l] + 4 * k, 4);
+          bad_lane[l] |= known ^ 0x01010101u;
+        }
+      for (int l = 0; l < LANES; l++) stale[h] |= (u64)(bad_lane[l] != 0) << l;
+    }
+    for (int l = 0; l < LANES && !plain; l++) {
       if (!(w->exec >> l & 1)) continue;
       const u8 *from = m->lds + at[h][l], *known = m->lds_valid + at[h][l];
       int all = 1;
@@ -170,31 +204,36 @@ static int lds_read(Machine *m, Wave *w, const Ins *i) {
   if (w->length[1] > SLOTS) return REFUSED;
   e->width = width;
   e->slot = w->next_slot++ % SLOTS;
+  if (w->exec == ~0ull) {
+    memcpy(w->address[e->slot], at, 4u * LANES * (u32)halves);
+    e->count = LANES * halves;
+    return 0;
+  }
+  int count_active = 0;
   for (int h = 0; h < halves; h++)
-    for (int l = 0; l < LANES; l++) if (w->exec >> l & 1) w->address[e->slot][e->count++] = at[h][l];
+    for (int l = 0; l < LANES; l++) if (w->exec >> l & 1) w->address[e->slot][count_active++] = at[h][l];
+  e->count = count_active;
   return 0;
 }
-static int lds_write(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int lds_write(Machine *m, Wave *w, const Ins *i) {
   const i32 *p = i->p;  /* data, address, offset, second offset or -1, width, shift, second data */
   int width = p[4], halves = p[3] < 0 ? 1 : 2;
   for (int h = 0; h < halves; h++) {
     u32 at[LANES];
     int row = h ? p[6] : p[0], bad = lds_addresses(m, w, p[1], (u32)(h ? p[3] : p[2]), width, at);
     if (bad) return bad;
-    u64 same = 0;
-    for (int l = 0; l < LANES; l++) {
-      u8 fresh[16];
-      if (!(w->exec >> l & 1) || !m->check_races) continue;
-      put_lane(fresh, w->V + row * LANES, l, width, p[5]);
-      int equal = 1;
-      for (int k = 0; k < width; k++) equal &= fresh[k] == m->lds[at[l] + (u32)k];
-      same |= (u64)equal << l;
-    }
+    u64 same = m->check_races ? unchanged(m, w, at, row, width, p[5]) : 0;
     bad = lds_race(m, w, at, w->exec, width, 1, same);
     if (bad || (bad = in_flight(m, w, at, w->exec, width))) return bad;
     count_conflicts(m, w, i, at, width);
     u64 stale = m->check_unwritten ? stale_data(m, w, row, width, p[5]) : 0;
-    for (int l = 0; l < LANES; l++) {
+    int plain = w->exec == ~0ull && width >= 4 && !stale;
+    for (int l = 0; l < LANES && plain; l++)
+      for (int k = 0; k < width / 4; k++) {
+        __builtin_memcpy(m->lds + at[l] + 4 * k, w->V + (row + k) * LANES + l, 4);
+        __builtin_memcpy(m->lds_valid + at[l] + 4 * k, "\1\1\1\1", 4);
+      }
+    for (int l = 0; l < LANES && !plain; l++) {
       if (!(w->exec >> l & 1)) continue;
       put_lane(m->lds + at[l], w->V + row * LANES, l, width, p[5]);
       memset(m->lds_valid + at[l], !(stale >> l & 1), (u32)width);

@@ -162,7 +162,7 @@ static void bind_loaded(Machine *m, Wave *w, int row, u32 (*value)[LANES], int w
     } else if (in_set(w->stale, reg)) stain_row(m, w, reg, 0, field);
   }
 }
-static int load(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int load(Machine *m, Wave *w, const Ins *i) {
   u64 at[LANES], mask, stale = 0;
   u32 value[4][LANES] __attribute__((aligned(64)));
   int width = i->p[5], flags = i->p[6], count = width < 4 ? 1 : width / 4;
@@ -172,7 +172,12 @@ static int load(Machine *m, Wave *w, const Ins *i) {
     Buffer *b = find_all(m, at, mask, width);
     if (!aligned(at, mask, width)) return MISALIGNED;
     if (mask != ~0ull) memset(value, 0, 4 * LANES * (u32)count);
-    for (int l = 0; l < LANES; l++) {
+    int plain = mask == ~0ull && b && width >= 4 && !(b->written && m->check_unwritten);
+    if (plain) for (int k = 0; k < count; k++) {  /* all lanes in one buffer: the usual case */
+      const u8 *base = b->data + 4 * k - b->start;
+      for (int l = 0; l < LANES; l++) __builtin_memcpy(&value[k][l], base + at[l], 4);
+    }
+    for (int l = 0; l < LANES && !plain; l++) {
       if (!(mask >> l & 1)) continue;
       Buffer *own = b ? b : find(m, at[l], at[l] + (u64)width);
       if (!own) return OUT_OF_BOUNDS;
@@ -208,7 +213,7 @@ INLINE void put_lane(u8 *to, const u32 *data, int l, int width, int shift) {
   if (width >= 4) for (int k = 0; k < width / 4; k++) __builtin_memcpy(to + 4 * k, data + k * LANES + l, 4);
   else { u32 v = data[l] >> shift; to[0] = (u8)v; if (width == 2) to[1] = (u8)(v >> 8); }
 }
-static int store(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int store(Machine *m, Wave *w, const Ins *i) {
   u64 at[LANES], mask;
   int width = i->p[5], shift = i->p[6], bad = addresses(m, w, i, at, &mask, width);
   if (bad) return bad;
@@ -216,7 +221,19 @@ static int store(Machine *m, Wave *w, const Ins *i) {
   if (mask) {
     Buffer *b = find_all(m, at, mask, width);
     if (!aligned(at, mask, width)) return MISALIGNED;
-    for (int l = 0; l < LANES; l++) {
+    if (b && b->read_only) return OUT_OF_BOUNDS;
+    int plain = mask == ~0ull && b && width >= 4;
+    if (plain) {
+      preserve(b);
+      for (int l = 0; l < LANES; l++) {
+        u64 place = at[l] - b->start;
+        for (int k = 0; k < width / 4; k++) {
+          __builtin_memcpy(b->data + place + 4 * k, w->V + (i->p[4] + k) * LANES + l, 4);
+          if (b->written) __builtin_memcpy(b->written + place + 4 * k, "\1\1\1\1", 4);
+        }
+      }
+    }
+    for (int l = 0; l < LANES && !plain; l++) {
       if (!(mask >> l & 1)) continue;
       Buffer *own = b ? b : find(m, at[l], at[l] + (u64)width);
       if (!own || own->read_only) return OUT_OF_BOUNDS;
@@ -230,7 +247,7 @@ static int store(Machine *m, Wave *w, const Ins *i) {
   if (i->tag == TAG_FLAT) { bad = issue(m, w, i, 1, TAG_FLAT, 0); if (bad) return bad; }
   return issue(m, w, i, 0, i->tag == TAG_FLAT ? TAG_FLAT : TAG_STORE, 0);
 }
-static int scalar_load(Machine *m, Wave *w, const Ins *i) {
+static __attribute__((noinline)) int scalar_load(Machine *m, Wave *w, const Ins *i) {
   const i32 *p = i->p;  /* target, base, count, offset, is a buffer, bit k: operand k is a signed constant */
   u64 base = pair_of(w, p[1]);
   i64 delta = p[3];
