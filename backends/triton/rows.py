@@ -1,9 +1,10 @@
 """Row reductions: softmax, norms, row sums, argmax. Each program owns ROWS rows.
 
 Where a row fits into the block it is read once and stays in registers. Longer rows are walked in blocks of COLUMNS,
-in as many passes as reductions depend on each other: every lane keeps a partial result per accumulator (which also
-keeps long sums accurate), lanes are combined after the loop, and each output is written in the first pass that has
-all it needs. A single row (a whole tensor) uses a one-dimensional block.
+in as many passes as reductions depend on each other (a maximum and the sum of exponentials that goes with it count as
+one): every lane keeps a partial result per accumulator (which also keeps long sums accurate), lanes are combined after
+the loop, and each output is written in the first pass that has all it needs. A single row (a whole tensor) uses a
+one-dimensional block.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvc.dtypes import BOOL, I32, DType
+from kvc.attention import inlined
+from kvc.dtypes import BOOL, F32, I32, DType
 from kvc.emitter import Task
+from kvc.functions import FUNCTIONS
 from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, Reduce, Stmt, axes_of
 from kvc.patterns import Rows, match_rows
 
@@ -20,7 +23,7 @@ from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter, grid_of, power_of_two
 from .pointwise import bounds, is_wide, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
-from .spelling import ATOM, BIT_AND, COMBINE_HELPER
+from .spelling import ADD, ATOM, BIT_AND, COMBINE_HELPER
 
 RESIDENT_POINTS = 32768  # the largest block that stays in registers: 1,024 lanes of 32 values
 
@@ -300,10 +303,11 @@ class RowKernel:
 
     def _levels(self) -> dict[str, int]:
         """The pass after which each tensor is known: a reduction needs one more than what it reads."""
-        levels = {o.name: 0 for o in self.spec.inputs}
+        levels, online = {o.name: 0 for o in self.spec.inputs}, self._online()
         for stmt in self.spec.body:
             read = max((levels[load.tensor] for load in stmt.loads()), default=0)
-            levels[stmt.target] = read + isinstance(stmt.over, Reduce)
+            # The sum that goes with a maximum is known when that is.
+            levels[stmt.target] = read + (isinstance(stmt.over, Reduce) and stmt.target not in online)
         return levels
 
     def _steps(self) -> str:
@@ -316,19 +320,67 @@ class RowKernel:
         start = self.kernel.fresh("start")
         loop = scope.child()
         self._bind_columns(loop, start)
+        online = self._online()
+        followed: dict[str, list[_Accumulator]] = {acc.stmt.target: [] for acc in accumulators}
         for acc in accumulators:
+            if acc.stmt.target in online:
+                followed[online[acc.stmt.target]].append(acc)
+        for acc in accumulators:
+            if acc.stmt.target in online:
+                continue
             value = self._masked(loop, acc.stmt, acc.kind)
             over = acc.stmt.over
             assert isinstance(over, Reduce)
-            if acc.at:
+            if followed[acc.stmt.target]:
+                self._grow_online(loop, acc, followed[acc.stmt.target], value)
+            elif acc.at:
                 loop.best_of(over.op, acc.best, acc.at, value, V(self.column, ATOM, loop.integer), None)
             else:
                 loop.accumulate(over.op, acc.best, value, acc.kind)
         for stmt in stores:
             self._store(loop, stmt)
         scope.close(f"for {start} in {self._steps()}:", loop)
+        best = {acc.stmt.target: acc.best for acc in accumulators}
         for acc in accumulators:
-            self._combine_lanes(acc.stmt, acc.kind, acc.best, acc.at)
+            text = acc.best
+            if acc.stmt.target in online:
+                top = self.spec.stmt[online[acc.stmt.target]]
+                largest = scope.load(top.target, tuple(Axis(a) for a in top.axes), None).text
+                text = f"{acc.best} * {self._exp(scope, f'{best[top.target]} - {largest}', acc.kind)}"
+            self._combine_lanes(acc.stmt, acc.kind, text, acc.at)
+
+    # ------------------------------------------------------------ sums of exponentials in the pass of their maximum
+    def _online(self) -> dict[str, str]:
+        """Sums of exp(x - max x), by the maximum: a lane can take both at once, when what it summed shrinks by as much
+        as its maximum grows."""
+        found: dict[str, str] = {}
+        kept = {s.target for s in self.pattern.stmts if isinstance(s.over, Reduce)}
+        tops = [s for s in self.pattern.stmts if self._is_plain(s, "max")]
+        for stmt in self.pattern.stmts:
+            for top in tops if self._is_plain(stmt, "sum") else ():
+                largest = Load(top.target, tuple(Axis(a) for a in top.axes))
+                shifted = Call("exp", (Call("sub", (inlined(self.spec, top.expr, kept), largest)),))
+                if inlined(self.spec, stmt.expr, kept) == shifted:
+                    found[stmt.target] = top.target
+        return found
+
+    def _is_plain(self, stmt: Stmt, op: str) -> bool:
+        over = stmt.over
+        return isinstance(over, Reduce) and over.op == op and over.where is None and stmt.dtype is F32
+
+    def _grow_online(self, loop: Scope, top: _Accumulator, sums: list[_Accumulator], value: V) -> None:
+        value = loop._named(value, "v")
+        largest, shift = self.kernel.fresh("largest"), self.kernel.fresh("shift")
+        loop.emit(f"{largest} = {loop.combined('max', top.best, value, top.kind)}")
+        loop.emit(f'{shift} = tl.where({largest} == float("-inf"), 0.0, {largest})')
+        for acc in sums:
+            before = self._exp(loop, f"{top.best} - {shift}", acc.kind)
+            now = self._exp(loop, f"{value.text} - {shift}", acc.kind)
+            loop.emit(f"{acc.best} = {acc.best} * {before} + {now}")
+        loop.emit(f"{top.best} = {largest}")
+
+    def _exp(self, scope: Scope, text: str, kind: DType) -> str:
+        return scope._primitive(FUNCTIONS["exp"], [V(text, ADD, kind)], kind, kind).text
 
     def _accumulator(self, stmt: Stmt) -> _Accumulator:
         over = stmt.over

@@ -202,3 +202,12 @@ def test_accuracy_of_f32_products_is_stated() -> None:
     assert 'input_precision="ieee"' in emit("matmul_f32").source
     fast = Task(spec("matmul_f32"), arch(CHIP), "fast")
     assert 'input_precision="bf16x3"' in next(first(fast).propose(fast, (), (), 0)).source
+
+
+def test_a_softmax_in_passes_reads_its_row_twice() -> None:
+    candidate = emit("softmax", ROWS=4, COLUMNS=64, num_warps=1)
+    assert candidate.source.count("tl.load(x_ptr") == 2
+    x = torch.randn(37, 301, generator=torch.Generator().manual_seed(2)) * 30
+    x[1], x[2, :200], x[3, 7], x[4, 300] = float("-inf"), float("-inf"), float("nan"), float("inf")
+    got = simulate(candidate, {"x": x})["y"]
+    assert torch.allclose(got, x.softmax(-1), rtol=1e-5, atol=1e-9, equal_nan=True)

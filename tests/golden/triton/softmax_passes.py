@@ -27,23 +27,20 @@ def softmax(x_ptr, y_ptr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     tl.static_assert(37 // ROWS * ROWS == 37)
     mx_lanes = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
+    s_lanes = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
     for start in range(0, 301, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         column_in = column < 301
         x = tl.load(x_ptr + row * 301 + column, mask=column_in, other=float("-inf"))
-        mx_lanes = tl.maximum(mx_lanes, x, propagate_nan=tl.PropagateNan.ALL)
+        largest = tl.maximum(mx_lanes, x, propagate_nan=tl.PropagateNan.ALL)
+        shift = tl.where(largest == float("-inf"), 0.0, largest)
+        s_lanes = s_lanes * libdevice.exp(mx_lanes - shift) + libdevice.exp(x - shift)
+        mx_lanes = largest
     mx = tl.reduce(mx_lanes, 1, maximum, keep_dims=True)
-    s_lanes = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    s = tl.sum(s_lanes * libdevice.exp(mx_lanes - mx), axis=1, keep_dims=True)
     for start_1 in range(0, 301, COLUMNS):
         column = start_1 + tl.arange(0, COLUMNS)[None, :]
         column_in_1 = column < 301
         x_1 = tl.load(x_ptr + row * 301 + column, mask=column_in_1, other=float("-inf"))
         e = libdevice.exp(x_1 - mx)
-        s_lanes += tl.where(column_in_1, e, 0.0)
-    s = tl.sum(s_lanes, axis=1, keep_dims=True)
-    for start_2 in range(0, 301, COLUMNS):
-        column = start_2 + tl.arange(0, COLUMNS)[None, :]
-        column_in_2 = column < 301
-        x_2 = tl.load(x_ptr + row * 301 + column, mask=column_in_2, other=float("-inf"))
-        e_1 = libdevice.exp(x_2 - mx)
-        tl.store(y_ptr + row * 301 + column, e_1 / s, mask=column_in_2)
+        tl.store(y_ptr + row * 301 + column, e / s, mask=column_in_1)
