@@ -352,14 +352,15 @@ def _start(batch: Batch, kernel: KernelInfo, block: Dim3, pointers: tuple[Buffer
         g.set_poison(SCALAR_BIT + register, None)
     assert VCC < EXEC
     threads = block[0] * block[1] * block[2]
-    lane = (every % batch.waves_per_group)[:, None] * LANES + np.arange(LANES)
+    lane = np.arange(batch.waves_per_group * LANES).reshape(-1, LANES)  # of one workgroup: all are alike
     x, rest = lane % block[0], lane // block[0]
     y, z = rest % block[1], rest // block[1]
-    g.R[0] = (x | y << 10 | z << 20).astype(U32)
+    workgroups = len(batch.workgroups)
+    g.R[0] = np.tile((x | y << 10 | z << 20).astype(U32), (workgroups, 1))
     g.set_poison(0, None)
     if threads % LANES:
-        active = lane < threads
-        g.set_exec(np.packbits(active, axis=1, bitorder="little").view(np.uint64)[:, 0])
+        active = np.packbits(lane < threads, axis=1, bitorder="little").view(np.uint64)[:, 0]
+        g.set_exec(np.tile(active, workgroups))
     return g
 
 

@@ -176,8 +176,8 @@ class Encoder(AluBuilder, MemoryBuilder):
         right = mfma._operand_index(shape, shape.n, tuple(range(shape.n)), (0, 0))
         codes, tables = zip(*(self._elements(kind) for kind in kinds), strict=True)
         form = MatrixForm(
-            (*shape, *codes, int(result == "i32")), np.ascontiguousarray(left, np.int64),
-            np.ascontiguousarray(right.transpose(0, 2, 1), np.int64), *tables,
+            (*shape, *codes, int(result == "i32")), _by_element(left, shape.per_lane),
+            _by_element(right.transpose(0, 2, 1), shape.per_lane), *tables,
         )  # fmt: skip
         record["op"], record["fn"] = OPS["mfma"], len(self.matrices)
         self.matrices.append(form)
@@ -205,3 +205,8 @@ class Encoder(AluBuilder, MemoryBuilder):
         record["w"][0] = self._word(source, "b32", ins, 0, False)
         record["d"][0] = (0, 0, 0, 0, self._row(target.register), ONES, 1.0)
         self._checks(record, step, BITWISE)
+
+
+def _by_element(index: np.ndarray, per_lane: int) -> np.ndarray:
+    """Numbers of elements counted lane by lane, counted element by element instead: lane + 64 j for element j."""
+    return np.ascontiguousarray(index % per_lane * LANES + index // per_lane, np.int64)

@@ -90,7 +90,7 @@ INLINE float element(const u32 *v, int l, int j, int kind, const float *table) {
 }
 INLINE void elements_of(const u32 *v, int per_lane, const int kind, const float *table, float *out) {
   for (int j = 0; j < per_lane; j++)
-    for (int l = 0; l < LANES; l++) out[l * per_lane + j] = element(v, l, j, kind, table);
+    for (int l = 0; l < LANES; l++) out[j * LANES + l] = element(v, l, j, kind, table);
 }
 static void elements(const Wave *w, int row, int per_lane, int kind, const float *table, float *out) {
   const u32 *v = w->V + row * LANES;

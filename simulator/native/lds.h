@@ -36,27 +36,55 @@ static int lds_addresses(Machine *m, Wave *w, int row, u32 offset, int width, u3
   if (w->exec && (m->lds_bytes < width || most > (u32)(m->lds_bytes - width))) return OUT_OF_BOUNDS;
   return low & (u32)((width < 4 ? width : 4) - 1) ? MISALIGNED : 0;
 }
-/* Marks the bytes that a wave reads or writes; RACE where another wave has been there. `same`: lanes whose write leaves
-   the bytes as they are, which waves may do side by side. */
-static __attribute__((noinline)) int lds_race(Machine *m, const Wave *w, const u32 *at, u64 mask, int width, int writes, u64 same) {
-  if (!m->check_races || !mask) return 0;
-  u32 own = 1u << w->number, bad = 0, low = ~0u, high = 0, *marks = writes ? m->lds_writers : m->lds_readers;
-  int shift = __builtin_ctz((u32)m->granule), pieces = width / m->granule < 1 ? 1 : width / m->granule;
+typedef struct { u32 bad, low, high; } Touched;
+
+/* Reads: a wave that wrote these bytes itself, with the value they still have, may read them. Writes: `same` are lanes
+   that leave the bytes as they are, which waves may do side by side. */
+INLINE Touched touch(
+    Machine *m, const u32 *at, u64 mask, int shift, const int pieces, const int writes, u32 own, u64 same) {
+  Touched t = {0, ~0u, 0};
+  u32 *writers = m->lds_writers, *readers = m->lds_readers;
   for (int l = 0; l < LANES; l++) {
     if (!(mask >> l & 1)) continue;
     u32 first = at[l] >> shift;
-    low = first < low ? first : low;
-    high = first > high ? first : high;
+    t.low = first < t.low ? first : t.low;
+    t.high = first > t.high ? first : t.high;
     for (u32 k = first; k < first + (u32)pieces; k++) {
-      u32 wrote = m->lds_writers[k], read = m->lds_readers[k];
-      /* a wave that wrote these bytes itself, with the value they still have, may read them */
-      bad |= writes ? (same >> l & 1 ? read & ~wrote : wrote | read) & ~own : wrote & own ? 0 : wrote;
-      marks[k] |= own;
+      u32 wrote = writers[k];
+      if (writes) {
+        u32 read = readers[k];
+        t.bad |= (same >> l & 1 ? read & ~wrote : wrote | read) & ~own;
+        writers[k] = wrote | own;
+      } else {
+        t.bad |= wrote & own ? 0 : wrote;
+        readers[k] |= own;
+      }
     }
   }
-  m->dirty_low = (i32)low < m->dirty_low ? (i32)low : m->dirty_low;
-  m->dirty_high = (i32)high + pieces > m->dirty_high ? (i32)high + pieces : m->dirty_high;
-  return bad ? RACE : 0;
+  return t;
+}
+INLINE Touched touch_sized(Machine *m, const u32 *at, u64 mask, int pieces, const int writes, u32 own, u64 same) {
+  int shift = __builtin_ctz((u32)m->granule);
+  switch (pieces) {
+  case 1: return touch(m, at, mask, shift, 1, writes, own, same);
+  case 2: return touch(m, at, mask, shift, 2, writes, own, same);
+  case 4: return touch(m, at, mask, shift, 4, writes, own, same);
+  }
+  return touch(m, at, mask, shift, pieces, writes, own, same);
+}
+/* Marks the bytes that a wave reads or writes; RACE where another wave has been there. */
+static __attribute__((noinline)) int lds_race(
+    Machine *m, const Wave *w, const u32 *at, u64 mask, int width, int writes, u64 same) {
+  if (!m->check_races || !mask) return 0;
+  int pieces = width / m->granule < 1 ? 1 : width / m->granule, whole = mask == ~0ull;
+  u32 own = 1u << w->number;
+  Touched t;
+  if (whole && !same)
+    t = writes ? touch_sized(m, at, ~0ull, pieces, 1, own, 0) : touch_sized(m, at, ~0ull, pieces, 0, own, 0);
+  else t = writes ? touch_sized(m, at, mask, pieces, 1, own, same) : touch_sized(m, at, mask, pieces, 0, own, 0);
+  m->dirty_low = (i32)t.low < m->dirty_low ? (i32)t.low : m->dirty_low;
+  m->dirty_high = (i32)t.high + pieces > m->dirty_high ? (i32)t.high + pieces : m->dirty_high;
+  return t.bad ? RACE : 0;
 }
 /* lanes whose write would change nothing; only needed where another wave has written too */
 static u64 unchanged(const Machine *m, const Wave *w, const u32 *at, int row, int width, int shift_data) {

@@ -89,7 +89,8 @@ class NoForm(Exception):
 class MatrixForm:
     """Shape, element kinds and layout of one matrix instruction; tables of the small formats or None.
 
-    `left_index` [blocks, M, K] and `right_index` [blocks, K, N] number the elements of the operands, lane by lane.
+    `left_index` [blocks, M, K] and `right_index` [blocks, K, N] number the elements of the operands: lane + 64 j for
+    element j of a lane.
     """
 
     numbers: tuple[int, ...]  # m, n, k, blocks, per_lane, left kind, right kind, integer result

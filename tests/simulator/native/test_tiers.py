@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from kvc.diagnostics import KvcError
 from kvc.simulator import Memory, SimOptions, launch, load
 
-from tests.simulator import test_faults, test_sim_lanes, test_sim_memory
 from tests.simulator.tinyasm import kernel_text, run_body
 from tests.simulator.triton_cases import CASES, Launcher
 
@@ -40,30 +38,9 @@ def test_same_bits_and_counts(arch: str, case: str) -> None:
     assert compiled[0] == plain[0]
 
 
-def _plain_tests() -> list[Any]:
-    """The other tests of small kernels that need no fixture, as they are."""
-    out = []
-    for module in (test_faults, test_sim_lanes, test_sim_memory):
-        for name, function in vars(module).items():
-            if name.startswith("test_") and not function.__code__.co_argcount:
-                out.append(pytest.param(function, id=f"{module.__name__.rpartition('.')[2]}.{name}"))
-    bodies = next(mark.args[1] for mark in test_faults.test_missing_wait.pytestmark)
-    out += [
-        pytest.param(lambda b=body: test_faults.test_missing_wait(b), id=f"wait{i}") for i, body in enumerate(bodies)
-    ]
-    return out
-
-
 @pytest.fixture
 def no_launch_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["kvc.simulator.launch"], "_FEW_WAVES", 0)
-
-
-@pytest.mark.parametrize("function", _plain_tests())
-@pytest.mark.usefixtures("no_launch_is_too_small")
-def test_compiled_tier_first(function: Callable[[], None]) -> None:
-    """A fault that the compiled tier did not find would not be raised: the NumPy tier only judges what it found."""
-    function()
 
 
 @pytest.mark.usefixtures("no_launch_is_too_small")
