@@ -136,8 +136,31 @@ def explain(
         print(render(why, lines))
 
 
+@guarded
+def report(
+    out: Annotated[str, typer.Argument(help="A folder that `kvc translate` wrote, or REVISION:FOLDER of git.")],
+    file: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (default: OUT/report.html).")] = None,
+) -> None:
+    """Write the HTML report of a translation.
+
+    One self-contained page: graph, kernels, errors, roofline, sources.
+    """
+    from kvc.folder import read_folder
+    from kvc.report.build import report_html
+
+    folder = read_folder(out)
+    path = file or (Path(out) / "report.html" if Path(out).is_dir() else Path("report.html"))
+    text = report_html(folder)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise KvcError("KVC0801", f"{path}: {error.strerror}", hint="choose another file with -o") from None
+    print(path)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to kvc's command line."""
     app.command()(diff)
     app.command()(check)
     app.command()(explain)
+    app.command()(report)

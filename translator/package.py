@@ -329,7 +329,7 @@ def write(
     """
     import time
 
-    from kvc.report.build import report_html
+    from kvc.report.build import write_report
 
     with staged(out) as stage:
         try:
@@ -343,7 +343,7 @@ def write(
             measurements = measurements_of(done)
             (stage / LOCK).write_text(dump(lock), encoding="utf-8")
             (stage / "measurements.json").write_text(dump(measurements), encoding="utf-8")
-            (stage / "report.html").write_text(report_html(lock, measurements, stage), encoding="utf-8")
+            write_report(stage / "report.html", stage)
         except OSError as error:
             raise _unwritable(out, error) from None
     return done

@@ -1,9 +1,9 @@
 """The gradients of a convolution as convolutions, so that training graphs hold no operator that only torch knows.
 
 With x [N, C, S], weight [O, C/G, K] and grad [N, O, T]: the gradient of x is the transposed convolution of grad with
-the weight; that of the weight is a convolution over the batch, of x with grad as its filter, in which stride and dilation
-change places (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016, chapter 4). A transposed
-convolution is a convolution from grad to x, so its gradients are the same two with x and grad exchanged.
+the weight; that of the weight is a convolution over the batch, of x with grad as its filter, in which stride and
+dilation change places (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016, chapter 4). A
+transposed convolution is a convolution from grad to x, so its gradients are the same two with x and grad exchanged.
 """
 
 from __future__ import annotations

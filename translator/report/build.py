@@ -1,13 +1,22 @@
-"""The HTML report of a translation: one self-contained file, from the lock, the measurements and the kernel sources."""
+"""The HTML report of a translation: one self-contained file, from the lock, the measurements and the sources."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvc.arch import arch
 from kvc.diagnostics import CODES
+from kvc.figures import FIGURES, figures_of, shown, worst_error
+from kvc.folder import Folder
+from kvc.report import drawing
 from kvc.templates import render
+from kvc.text import parse_graph
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def share(error: float, tolerance: float) -> float:
@@ -22,56 +31,71 @@ def decades(error: float, tolerance: float) -> float:
     return max(min(100.0 + 25.0 * math.log10(error / tolerance), 100.0), 1.0)
 
 
-def _worst(errors: list[dict[str, Any]]) -> dict[str, Any] | None:
-    return max(errors, key=lambda e: share(e["error"], e["tolerance"]), default=None)
+def highlighted(source: str, file: str) -> Markup:
+    """A source as HTML: spans with pygments' short class names, everything else escaped."""
+    from markupsafe import Markup
+    from pygments import highlight
+    from pygments.formatters.html import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+
+    lexer = get_lexer_by_name("python" if file.endswith(".py") else "cpp", stripnl=False)
+    return Markup(highlight(source, lexer, HtmlFormatter(nowrap=True)))
 
 
-def _resources(resources: dict[str, Any]) -> dict[str, Any]:
-    """The figures that decide occupancy, the largest over a candidate's kernels."""
-    rows = [r for r in resources.values() if isinstance(r, dict)]
-    keys = ("vgprs", "agprs", "lds_bytes", "spills", "vgpr_spills", "occupancy", "waves_per_simd")
-    found: dict[str, Any] = {}
-    for key in keys:
-        values = [r[key] for r in rows if isinstance(r.get(key), int | float)]
-        if values:
-            found[key] = min(values) if key in ("occupancy", "waves_per_simd") else max(values)
-    return found
-
-
-def kernel_rows(lock: dict[str, Any], measurements: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+def kernel_rows(folder: Folder) -> list[dict[str, Any]]:
+    """What the page shows of each kernel."""
     rows = []
-    for kernel in lock["kernels"]:
-        worst = _worst(kernel["errors"])
-        measured = measurements["kernels"].get(kernel["name"], {})
+    for name, record in folder.kernels.items():
+        measured = folder.measured(name)
+        figures = figures_of(record, measured)
+        worst = worst_error(record["errors"])
+        source = folder.text(record["file"])
         rows.append(
             {
-                **kernel,
+                **record,
+                "spec": folder.specs.get(name, ""),
                 "worst": worst,
                 "bar": decades(worst["error"], worst["tolerance"]) if worst else 0.0,
-                "figures": _resources(kernel["resources"]),
+                "figures": {f.name: shown(figures[f.name]) for f in FIGURES if f.name in figures},
+                "labels": {f.name: f.label for f in FIGURES},
                 "estimate": measured.get("estimate", {}),
-                "source": (folder / kernel["file"]).read_text(encoding="utf-8"),
+                "source": highlighted(source, record["file"]),
+                "lines": source.count("\n"),
             }
         )
     return rows
 
 
-def report_html(lock: dict[str, Any], measurements: dict[str, Any], folder: Path) -> str:
-    """The report's text. `folder` holds the sources that the lock names."""
+def report_html(folder: Folder) -> str:
+    """The report's text."""
+    lock = folder.lock
+    graph = folder.text("graph.kir")
     runs = lock["model"]["end_to_end"]
-    worst = _worst([error for run in runs for error in run["errors"]])
-    warnings = [(k["name"], w) for k in lock["kernels"] for w in k["warnings"]]
+    worst = worst_error([error for run in runs for error in run["errors"]])
+    kernels = kernel_rows(folder)
+    estimates: dict[str, Mapping[str, Any]] = {k["name"]: k["estimate"] for k in kernels}
     return render(
         "report/report.html.j2",
         lock=lock,
-        kernels=kernel_rows(lock, measurements, folder),
-        seconds=measurements["seconds"],
+        kernels=kernels,
+        seconds=folder.measurements["seconds"],
         runs=runs,
         worst=worst,
         worst_bar=decades(worst["error"], worst["tolerance"]) if worst else 0.0,
-        warnings=warnings,
+        warnings=[(k["name"], w) for k in lock["kernels"] for w in k["warnings"]],
         executors=sorted({k["executor"] for k in lock["kernels"]}),
         launches=sum(len(k["launches"]) * k["uses"] for k in lock["kernels"]),
-        graph=(folder / "graph.kir").read_text(encoding="utf-8"),
+        graph=graph,
+        drawing=drawing.draw_graph(parse_graph(graph, "graph.kir"), lock["steps"], folder.kernels),
+        box=(drawing.BOX_W, drawing.BOX_H),
+        roofline=drawing.roofline(arch(lock["arch"]), estimates),
+        plot=(drawing.PLOT_W, drawing.PLOT_H, drawing.LEFT, drawing.BOTTOM, drawing.TOP, drawing.RIGHT),
         codes=CODES,
     )
+
+
+def write_report(out: Path, folder: Path) -> None:
+    """Write the report of a folder to a file. OSError where it cannot be written."""
+    from kvc.folder import read_folder
+
+    out.write_text(report_html(read_folder(str(folder))), encoding="utf-8")
