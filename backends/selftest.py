@@ -18,7 +18,7 @@ from kvc.backends.device.selftest import cases as kernel_cases
 from kvc.backends.device.selftest import run_case
 from kvc.backends.hip.toolchain import assemble, compile_hip
 from kvc.diagnostics import KvcError
-from kvc.executor import Executor, LaunchPlan
+from kvc.executor import Argument, Executor, LaunchPlan
 from kvc.executors import executor as make_executor
 from kvc.simulator.selftest import KERNEL, LANES, SelfTest, compare, save_corrections, simulate
 from kvc.simulator.selftest import cases as opcode_cases
@@ -88,7 +88,7 @@ def _measure(found: list[SelfTest], runner: Executor, row: ArchSpec) -> tuple[di
     failures: dict[str, str] = {}
     for case in found:
         out = np.zeros((case.results, LANES), np.uint32)
-        args = (("buffer", "results"), ("buffer", "operands"))
+        args: tuple[Argument, ...] = (("buffer", "results"), ("buffer", "operands"))
         try:
             binary = assemble(case.text, row.name)
             plan = LaunchPlan(binary, case.text, KERNEL, (1, 1, 1), (LANES, 1, 1), 0, args)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from kvc.diagnostics import KvcError
@@ -189,7 +189,7 @@ def raw_vector(operand: Operand, kind: str, ins: Instruction, assembly: Assembly
         return read_v
     scalar = raw_scalar(operand, kind, ins, assembly, part)
     if operand.kind in ("int", "float", "symbol"):
-        value = scalar(None)[None]
+        value = scalar(cast(Any, None))[None]  # a literal reads no registers
         return lambda g: value
     return lambda g: scalar(g)[:, None]
 
@@ -334,7 +334,7 @@ def _eight_bytes(
         return lambda g: g.pair(register).view(dtype)
     scalar = scalar_reader(Operand(operand.kind, register, 2, operand.value, operand.name), kind, ins, assembly)
     if operand.kind in ("int", "float"):
-        value = scalar(None)[None]
+        value = scalar(cast(Any, None))[None]  # a literal reads no registers
         return lambda g: value
     return lambda g: scalar(g)[:, None]
 

@@ -51,8 +51,8 @@ def kernel_problems(spec: KernelSpec) -> Iterator[str]:
             yield f"{stmt.target} is defined twice"
             return
         loop = stmt.loop
-        starts = loop is not None and (previous is None or previous.loop != loop)
-        if starts and any(s.loop is not None and s.loop.axis == loop.axis and s.target in known for s in spec.body):
+        starts = previous is None or previous.loop != loop
+        if loop is not None and starts and _loops_already(spec, loop.axis, known):
             yield f"the loop over {loop.axis} is in two parts"
         ahead = {s.target for s in spec.loops[loop]} if loop is not None else set()
         missing = [load.tensor for load in stmt.loads() if load.tensor not in known | ahead]
@@ -72,6 +72,11 @@ def kernel_problems(spec: KernelSpec) -> Iterator[str]:
             yield f"output {out.name} is never defined"
         elif spec.shape_of(out.name) != tuple(spec.extent(a) for a in spec.stmt[out.name].axes):
             yield f"output {out.name} is defined over axes of other sizes than its dims"
+
+
+def _loops_already(spec: KernelSpec, axis: str, known: set[str]) -> bool:
+    """Whether some statement before this point belongs to a loop over the axis."""
+    return any(s.loop is not None and s.loop.axis == axis and s.target in known for s in spec.body)
 
 
 def _name_problems(spec: KernelSpec) -> Iterator[str]:

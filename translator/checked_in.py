@@ -42,7 +42,7 @@ class Checked:
 
 def folders_of(files: Sequence[Path]) -> list[Path]:
     """The translations that files belong to, each once; files that belong to none are left out."""
-    found = {}
+    found: dict[Path, None] = {}
     for file in files:
         for folder in (file, file.parent, file.parent.parent):
             if (folder / LOCK).is_file():

@@ -135,7 +135,7 @@ def _loaded(folder: Path, captured: Captured, place: Place) -> CompiledGraph:
 
 def _compiled_of(folder: Path, lock: Mapping[str, Any]) -> dict[str, Compiled]:
     """The code objects of a folder by their files, with the assembly that the simulator runs."""
-    compiled = {}
+    compiled: dict[str, Any] = {}
     for record in lock["kernels"]:
         objects = {
             symbol: CodeObject(

@@ -127,8 +127,11 @@ class Emitter(Protocol):
     """Writes source for tasks. `supports` is cheap; `space` lists settings; `propose` yields candidates for one setting
     (rules yield one and ignore `history`; a model samples and reads the verdicts of its earlier tries)."""
 
-    name: str
-    version: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
 
     def supports(self, task: Task) -> Support: ...
 

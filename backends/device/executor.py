@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from kvc.arch import ArchSpec
@@ -189,7 +189,7 @@ class DeviceExecutor:
         arrays = {f"arg{i}": value for i, value in enumerate(args) if isinstance(value, np.ndarray)}
         plan_args: list[Argument] = []
         for i, value in enumerate(args):
-            plan_args.append(("buffer", f"arg{i}") if isinstance(value, np.ndarray) else value)
+            plan_args.append(("buffer", f"arg{i}") if isinstance(value, np.ndarray) else cast(Argument, value))
         plan = LaunchPlan(code_object, "", kernel, grid, block, dynamic_lds, tuple(plan_args))
         for name, result in self.run([plan], arrays).items():
             arrays[name][...] = result

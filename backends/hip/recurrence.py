@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from kvc.backends.hip.codegen import Accumulator, Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, convert, identifier, to_storage
@@ -327,7 +327,7 @@ class LoopWriter:
             kernel.computing = ""
         if share > 1:
             with writer.block("if (threadIdx.x % SHARE == 0)"):
-                self._stores(scope.child(), phase)
+                self._stores(cast(StepScope, scope.child()), phase)
         else:
             self._stores(scope, phase)
 

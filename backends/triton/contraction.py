@@ -306,7 +306,7 @@ class Tile:
     def _is_zero_outside(self, place: Scope, expr: Expr, depth: str) -> bool:
         match expr:
             case Load(tensor, index, other) if tensor in self.kernel.memory:
-                zero = other is None or other.value == 0
+                zero = other is None or (isinstance(other, Const) and other.value == 0)
                 return zero and depth in place.physical_axes(index)
         return False
 

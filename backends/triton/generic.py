@@ -139,7 +139,7 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
     index: list[Expr] = [Axis(a) for a in stmt.axes]
     if over.exclusive:
         _store_shifted(inner, stmt, over, index, column, extent, result)
-        edge = [Const(0) if a == over.axis and not over.reverse else Axis(a) for a in stmt.axes]
+        edge: list[Expr] = [Const(0) if a == over.axis and not over.reverse else Axis(a) for a in stmt.axes]
         _store_edge(scope, stmt, over, edge, start)
     else:
         inner.store(stmt.target, tuple(index), result)

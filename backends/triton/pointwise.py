@@ -53,8 +53,8 @@ def flat_configurations(task: Task, points: int, heavy: bool = False) -> Iterato
     warps = block // (8 * wave) if narrow and not heavy else block // wave
     best = {"BLOCK": block, "num_warps": max(1, min(4, warps))}
     blocks = [b for b in (wave, wave * 2, wave * 4, wave * 8, wave * 16, wave * 32) if b <= max(points, wave)]
-    warps = [w for w in (1, 2, 4, 8) if w * wave <= arch.max_threads]
-    for setting in grid_of(best, {"BLOCK": blocks, "num_warps": warps}):
+    waves = [w for w in (1, 2, 4, 8) if w * wave <= arch.max_threads]
+    for setting in grid_of(best, {"BLOCK": blocks, "num_warps": waves}):
         chosen = dict(setting)
         if int(chosen["num_warps"]) * wave <= int(chosen["BLOCK"]):
             yield setting

@@ -87,13 +87,14 @@ def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import decomposition_table
 
     known = by_aten()
+    everything: dict[Any, Callable[..., Any]] = dict(decomposition_table)
     table: dict[Any, Callable[..., Any]] = {
         target: run
-        for target, run in decomposition_table.items()
+        for target, run in everything.items()
         if (name := overload_name(target))
         and name not in known
         and name not in RANDOM
-        and torch.Tag.nondeterministic_seeded not in target.tags
+        and torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())
     }
     table[torch.ops.aten.convolution_backward.default] = convolution_backward
     return table

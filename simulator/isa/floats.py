@@ -7,6 +7,7 @@ Denormals are kept (MODE.denorm = 3) and the rounding is to nearest even unless 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from kvc.simulator.isa.bits import Array
@@ -180,8 +181,8 @@ def _extreme(a: Array, b: Array, pick: np.ufunc) -> Array:
     a_nan, b_nan = np.isnan(a), np.isnan(b)
     number_a, number_b = np.where(a_nan, b, a), np.where(b_nan, a, b)
     result = _ordered_extreme(number_a, number_b, pick)
-    result = np.where(is_signalling(b), quiet(b), result)
-    return np.where(is_signalling(a), quiet(a), result)
+    loud: Any = np.where(is_signalling(b), quiet(b), result)
+    return np.where(is_signalling(a), quiet(a), loud)
 
 
 def _half_order(bits: Array) -> Array:
@@ -225,7 +226,7 @@ def median(a: Array, b: Array, c: Array) -> Array:
     if nan_free and result.all():
         return result
     top = maximum3(a, b, c)
-    among = np.where(top == b, maximum(a, c), maximum(a, b))
+    among: Any = np.where(top == b, maximum(a, c), maximum(a, b))
     among = np.where(top == a, maximum(b, c), among)
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum3(a, b, c), among)
 

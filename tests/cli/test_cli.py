@@ -16,7 +16,7 @@ from kvc.diagnostics import CODES
 
 from tests.cli.conftest import Run
 
-COMMANDS = ("translate", "verify", "ir", "sim", "selftest", "arch", "doctor")
+COMMANDS = ("translate", "verify", "ir", "sim", "selftest", "arch", "doctor", "diff", "check", "explain", "report")
 GOOD = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
 INPUTS = "def get_inputs():\n    return [torch.ones(3)]\n"
 

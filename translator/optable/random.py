@@ -87,9 +87,10 @@ def random_words(
     axes = k.axes(shape)
     position = flatten(axes, shape)
     large = math.prod(shape) > _MASK
-    c0 = call("bitand", position, _MASK) if large else position
+    c0: Expr = call("bitand", position, _MASK) if large else position
     c1: Expr = call("shr", position, 32) if large else Const(0)
-    c2, c3 = call("bitand", rng[1], _MASK), lift(draw * _STREAMS + stream)
+    c2: Expr = call("bitand", rng[1], _MASK)
+    c3: Expr = lift(draw * _STREAMS + stream)
     for r in range(ROUNDS):
         keys = [
             call("bitand", (call("shr", rng[0], 32) if n else rng[0]) + (r * _WEYL[n] & _MASK), _MASK) for n in (0, 1)

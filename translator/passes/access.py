@@ -37,7 +37,7 @@ def compose(spec: KernelSpec, algebra: IndexAlgebra, load: Load, stmt: Stmt) -> 
     if len(single) == 1 and not loads_in_index(single[0]) and _transfers(spec, algebra, load, stmt, single[0]):
         if isinstance(stmt.expr, Load):
             return Load(stmt.expr.tensor, loads(value)[0].index, guard)
-        if not axes_outside(stmt.expr) and fixes(stmt.expr, single[0], guard):
+        if isinstance(guard, Const) and not axes_outside(stmt.expr) and fixes(stmt.expr, single[0], guard):
             moved = transform(value, lambda e: Load(e.tensor, e.index, guard) if isinstance(e, Load) else e)
             return rounded(spec, moved, stmt.dtype)
     inside = [

@@ -181,7 +181,7 @@ class Launcher:
         plan = LaunchPlan(obj.binary, obj.asm, kernel.symbol, kernel.grid, kernel.block, kernel.lds, tuple(plan_args))
         # Buffers go by position, not by address: the run must not depend on where torch allocates.
         names = {name: f"arg{n}" for n, name in enumerate(views)}
-        plan = replace(plan, args=tuple((k, names[v]) if k == "buffer" else (k, v) for k, v in plan.args))
+        plan = replace(plan, args=tuple(("buffer", names[a[1]]) if a[0] == "buffer" else a for a in plan.args))
         arrays: dict[str, np.ndarray] = {names[n]: v.numpy() for n, v in views.items()}
         done = self.bench.pool.execute(
             [plan], arrays, outputs={names[n] for n in fresh}, executor=self.bench.executor, arch=self.arch,

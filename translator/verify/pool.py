@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Compiled
@@ -48,7 +48,7 @@ class _Worker:
         assert self._process.stdin is not None
         deadline = time.monotonic() + timeout
         try:
-            write(self._process.stdin, frame)
+            write(cast(BinaryIO, self._process.stdin), frame)
             return read(lambda n: self._exactly(n, deadline))
         except (FrameError, BrokenPipeError, ValueError) as error:
             raise KvcError("KVC0604", f"{error or 'the pipe broke'}{self._last_words()}") from None
