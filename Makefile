@@ -23,8 +23,7 @@ $(BIN)/python:
 
 $(STAMP): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' --config-settings editable_mode=strict
-	rm -f $(VENV)/.kvc-*
-	touch $@
+	@rm -f $(VENV)/.kvc-* && touch $@
 
 demo: setup
 	$(BIN)/kvc translate examples/convnet.py --target hip --arch $(ARCH) -o out/convnet-hip

@@ -7,7 +7,8 @@ from kvc.builder import Builder
 from kvc.dtypes import F32, I64
 from kvc.ops import op_table
 from kvc.text import print_kernel
-from running import emit, verify
+
+from tests.backends.hip.running import emit, verify
 
 
 def drawing(name: str, reads: bool, **attrs: object) -> str:

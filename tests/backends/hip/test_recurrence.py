@@ -10,8 +10,8 @@ from kvc.arch import arch
 from kvc.backends.hip.recurrence import RecurrenceEmitter
 from kvc.emitter import Task
 from kvc.text import parse_kernel
-from running import emit, verify
 
+from tests.backends.hip.running import emit, verify
 from tests.loops import LOOPS
 
 NAME = "hip.recurrence"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cases import first
-from conftest import problems
 from kvc.arch import arch
 from kvc.emitter import Candidate, Task
 from kvc.text import parse_kernel
 from kvc.verify.oracle import Examiner
 
+from tests.backends.triton.cases import first
+from tests.backends.triton.conftest import problems
 from tests.loops import LOOPS
 
 
