@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvc.arch import DEFAULT_ARCH
 
 _HIP = r"""#include <hip/hip_runtime.h>
 typedef _Float16 half4 __attribute__((ext_vector_type(4)));
@@ -148,7 +149,7 @@ def main() -> None:
     from kvc.simulator.native.build import library
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--arch", default="gfx942")
+    parser.add_argument("--arch", default=DEFAULT_ARCH)
     parser.add_argument("--only", default="", help="part of a case's name")
     options = parser.parse_args()
     library()

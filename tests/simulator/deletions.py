@@ -101,7 +101,7 @@ class Subject:
         program = load(plan.asm, self.candidate.task.arch.name, plan.binary)
         memory = Memory(self.candidate.task.arch.name)
         buffers, _ = bind(self.candidate, self.examiner.reference(self.examiner.input_sets[0]).inputs)
-        args = [memory.upload(buffers[str(value)], str(value)) for _, value in plan.args]
+        args = [memory.upload(buffers[str(v)], str(v)) if kind == "buffer" else v for kind, v in plan.args]
         report = launch(program, plan.kernel, plan.grid, plan.block, args, mem=memory, dynamic_lds=plan.dynamic_lds)
         return {program.assembly.code[n].line for n in report.executed}
 
