@@ -3,7 +3,8 @@
 A deletion is *caught* when the simulator faults or the result leaves the verifier's tolerance, on any of the input
 sets. What survives either does not matter for the result (it is equivalent on every path that ran, or moves it within
 the tolerance) or is a hole. A barrier that survives is called redundant when the LDS bytes that any wave touches after
-it are disjoint from those touched before it, or only read on both sides: shown by the accesses, not by the tracker.
+it are disjoint from those touched before it, or only read on both sides. That is read off literal offsets in the text,
+a heuristic and no proof: a survivor still wants a reader.
 
     python -m tests.simulator.deletions --arch gfx942 --others 20
 """

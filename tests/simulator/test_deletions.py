@@ -4,8 +4,8 @@ import pytest
 
 from tests.simulator.deletions import SPECS, Subject, delete_all
 
-#: Elsewhere a wait for a kernel argument stands in each of several branches, and every wave that reaches one has passed
-#: another: deleting it changes nothing on the paths that run.
+#: Elsewhere waits for a kernel argument stand in each of several branches, and some deletions survive. In max_pool's
+#: assembly an earlier branch has waited for the same registers; the others have not been read one by one.
 EVERY_WAIT_MATTERS = ("softmax", "linear_gelu")
 
 
