@@ -7,7 +7,7 @@ ARCH ?= gfx942
 PYTEST_FLAGS ?= -n 2
 
 BIN := $(VENV)/bin
-SOURCES := translator frontends backends simulator autotune bench
+SOURCES := translator frontends backends simulator autotune model vault bench
 # A strict editable install links file by file, so it is made anew when the set of files changes (not their contents).
 FILESET := $(shell find $(SOURCES) -type f -not -name '*.pyc' | LC_ALL=C sort | cat - pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.kvc-$(FILESET)

@@ -1,0 +1,131 @@
+"""`kvc bench`: public suites and the micro-suite. Heavy packages are imported inside the commands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvc.arch import DEFAULT_ARCH
+from kvc.cli_common import (
+    NOT_VERIFIED,
+    ArchOpt,
+    ExecutorOpt,
+    JobsOpt,
+    JsonOpt,
+    QuietOpt,
+    SeedOpt,
+    TargetOpt,
+    console_for,
+    guarded,
+    print_json,
+)
+
+app = typer.Typer(help="Run public benchmark suites.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class BenchStage(StrEnum):
+    plan = "plan"
+    verify = "verify"
+    time = "time"
+
+
+@app.command()
+@guarded
+def micro(
+    target: TargetOpt = "triton",
+    cases: Annotated[str, typer.Option("--cases", help="Only cases whose name holds one of these, such as a,b.")] = "",
+    settings: Annotated[int, typer.Option("--settings", min=1, help="Settings of each kernel to time.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the table.")] = None,
+    seed: SeedOpt = 0,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Time single kernels on a CUDA GPU, beside torch and the roofline.
+
+    Kernels are compiled for that GPU from the emitters that write gfx code; what is measured is no evidence for a gfx
+    kernel. Writes micro.json and micro.md.
+    """
+    import json
+
+    from kvc.bench.micro import Request, markdown, run
+
+    console = console_for(as_json, quiet)
+    names = tuple(n for n in cases.split(",") if n)
+    result = run(Request(target, names, settings, seed=seed), console.note)
+    folder = out or Path("out") / f"micro-{target}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "micro.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (folder / "micro.md").write_text(markdown(result), encoding="utf-8")
+    if as_json:
+        print_json({"ok": True, **result})
+    else:
+        console.say(f"{len(result['rows'])} kernels timed; see {folder / 'micro.md'}")
+
+
+@app.command()
+@guarded
+def kernelbench(
+    root: Annotated[Path, typer.Option("--root", help="A checkout of ScalingIntelligence/KernelBench.")],
+    level: Annotated[str, typer.Option("--level", help="Levels, such as 1,2,3.")] = "1,2,3",
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    stage: Annotated[
+        BenchStage,
+        typer.Option("--stage", help="plan: up to the kernels' specs; verify: all of it; time: on a CUDA GPU."),
+    ] = BenchStage.verify,
+    problems: Annotated[str | None, typer.Option("--problems", help="Numbers in the level, such as 1,5,7-9.")] = None,
+    every: Annotated[int, typer.Option("--every", min=1, help="Only each so-many-th problem.")] = 1,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many problems.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
+    full_size: Annotated[bool, typer.Option("--full-size", help="Do not reduce sizes (needs a GPU).")] = False,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of the suite's criterion.")] = 5,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one problem may take.")] = 900.0,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    executor: ExecutorOpt = "auto",
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Translate and verify KernelBench.
+
+    Each problem runs in a process of its own; a killed run goes on where it was. Without a GPU, problems run at
+    reduced sizes on the simulator. Writes results.jsonl, table.json and table.md. Exit code 0: all passed, problems
+    whose reference proves nothing aside; 1: some did not.
+    """
+    from kvc.bench.kernelbench import Request, run
+    from kvc.bench.problems import numbers
+
+    console = console_for(as_json, quiet)
+    request = Request(
+        root=root,
+        levels=tuple(sorted(numbers(level))),
+        out=out or Path("out") / f"kernelbench-{target}-{arch}-{stage.value}",
+        target=target,
+        arch=arch,
+        stage=stage.value,
+        executor=executor,
+        numbers=numbers(problems) if problems else None,
+        every=every,
+        limit=limit,
+        full_size=full_size,
+        seed=seed,
+        jobs=jobs,
+        timeout_s=timeout,
+        trials=trials,
+        retry=retry,
+    )
+    summary = run(request, console.note, show_progress=not quiet)
+    figures = summary["all"]
+    if as_json:
+        print_json({"ok": figures["failed"] == 0, **summary})
+    else:
+        console.say(
+            f"{figures['passed']} of {figures['total']} passed, {figures['failed']} failed, {figures['reference']} "
+            f"references prove nothing; {figures['kernels']} kernels, {figures['fallbacks']} fallbacks; "
+            f"see {request.out / 'table.md'}"
+        )
+    if figures["failed"] or figures["passed"] + figures["reference"] < figures["total"]:
+        raise typer.Exit(NOT_VERIFIED)

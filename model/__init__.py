@@ -1,0 +1,1 @@
+"""The learned emitter: prompts, inference, training by SFT and execution-aware RL."""

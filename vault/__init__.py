@@ -1,0 +1,1 @@
+"""Corpora of executed kernels: pipelines that build them, their records, quality and exports."""
