@@ -21,12 +21,13 @@ _TOKENS = {
     target: re.compile(rf"(?P<comment>{comment}){_REST}", re.VERBOSE | re.DOTALL)
     for target, comment in ((t, c.replace("#", r"\#")) for t, c in _COMMENT.items())
 }
-_KEPT_C = frozenset(
-    "auto bool break case char class const constexpr continue default do double else enum extern false float for if "
-    "inline int long namespace return short signed sizeof static struct switch template true typedef typename unsigned "
-    "using void volatile while __global__ __device__ __shared__ __launch_bounds__ threadIdx blockIdx blockDim gridDim "
-    "x y z __syncthreads include define".split()
-)
+_C_WORDS = """
+    auto bool break case char class const constexpr continue default do double else enum extern false float for if
+    inline int long namespace return short signed sizeof static struct switch template true typedef typename unsigned
+    using void volatile while __global__ __device__ __shared__ __launch_bounds__ threadIdx blockIdx blockDim gridDim
+    x y z __syncthreads include define
+"""
+_KEPT_C = frozenset(_C_WORDS.split())
 _KEPT_PYTHON = frozenset(keyword.kwlist) | {"tl", "triton", "jit", "constexpr"}
 
 

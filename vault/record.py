@@ -71,9 +71,7 @@ class Record:
     feedback: str = _column("JSON list of earlier attempts' stage, code and message that the emitter was shown.")
     resources: str = _column("JSON: registers, LDS, scratch and occupancy of each kernel, from the compiler.")
     evidence: str = _column("JSON of kvc.verify.verdict.Evidence: errors, checks, executor, seed, counters.")
-    estimate_us: float | None = _column(
-        "Microseconds by roofline and counted traffic. An estimate, never a measurement."
-    )
+    estimate_us: float | None = _column("Microseconds by roofline and counted traffic: an estimate, not measured.")
     measured_us: float | None = _column("Microseconds measured on the device `measured_on`, else nothing.")
     measured_on: str = _column("Device of `measured_us`.")
     baseline_us: float | None = _column("Microseconds of the reference, same device; for hip2hip the start's estimate.")
