@@ -129,3 +129,67 @@ def kernelbench(
         )
     if figures["failed"] or figures["passed"] + figures["reference"] < figures["total"]:
         raise typer.Exit(NOT_VERIFIED)
+
+
+class ZooStage(StrEnum):
+    plan = "plan"
+    verify = "verify"
+
+
+class ZooMode(StrEnum):
+    eval = "eval"
+    train = "train"
+
+
+@app.command()
+@guarded
+def zoo(
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    stage: Annotated[
+        ZooStage, typer.Option("--stage", help="plan: up to the kernels' specs; verify: all of it.")
+    ] = ZooStage.plan,
+    models: Annotated[str, typer.Option("--models", help="Only these rows of the zoo, such as a,b.")] = "",
+    libraries: Annotated[str, typer.Option("--libraries", help="Only models of these, such as timm.")] = "",
+    mode: Annotated[ZooMode, typer.Option("--mode", help="The mode that models are captured in.")] = ZooMode.eval,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one model may take.")] = 900.0,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    executor: ExecutorOpt = "auto",
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Translate architectures of transformers, timm and torchvision at small sizes.
+
+    Takes the libraries that are installed. Each model runs in a process of its own; a killed run goes on where it was.
+    Writes results.jsonl, table.json and table.md. Exit code 0: all passed; 1: some did not.
+    """
+    from kvc.bench.zoo import Request, run
+
+    console = console_for(as_json, quiet)
+    request = Request(
+        out=out or Path("out") / f"zoo-{target}-{arch}-{stage.value}",
+        target=target,
+        arch=arch,
+        stage=stage.value,
+        executor=executor,
+        models=frozenset(n for n in models.split(",") if n),
+        libraries=frozenset(n for n in libraries.split(",") if n),
+        mode=mode.value,
+        seed=seed,
+        jobs=jobs,
+        timeout_s=timeout,
+        retry=retry,
+    )
+    figures = (summary := run(request, console.note, show_progress=not quiet))["all"]
+    if as_json:
+        print_json({"ok": figures["passed"] == figures["total"], **summary})
+    else:
+        console.say(
+            f"{figures['passed']} of {figures['total']} models passed; {figures['kernels']} kernels, "
+            f"{figures['fallbacks']} fallbacks; see {request.out / 'table.md'}"
+        )
+    if figures["passed"] < figures["total"]:
+        raise typer.Exit(NOT_VERIFIED)

@@ -89,7 +89,7 @@ def _run(work: Work) -> None:
     if work.job["stage"] == "plan":
         work.record["status"] = "failed" if plan.fallbacks else "passed"
         if plan.fallbacks:
-            raise _fallback(plan)
+            raise fallback_error(plan)
         return
     if work.job["stage"] == "verify":
         from kvc.bench.verifying import verify
@@ -138,7 +138,8 @@ def described(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _fallback(plan: Plan) -> KvcError:
+def fallback_error(plan: Plan) -> KvcError:
+    """The diagnostic for a plan that runs operators eagerly."""
     ops = ", ".join(dict.fromkeys(f.node.op for f in plan.fallbacks))
     return KvcError("KVC0203", f"{len(plan.fallbacks)} eager fallbacks: {ops}", plan.fallbacks[0].node.loc)
 

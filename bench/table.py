@@ -96,10 +96,10 @@ def _class_of(record: Mapping[str, Any]) -> tuple[str, str]:
     return code, str(record.get("reached", ""))
 
 
-def markdown(summary: Mapping[str, Any], records: Sequence[Record], title: str) -> str:
-    """The summary as a Markdown page."""
+def markdown(summary: Mapping[str, Any], records: Sequence[Record], title: str, group: str = "level") -> str:
+    """The summary as a Markdown page; `group` is what its rows are called."""
     lines = [f"# {title}", ""]
-    head = "| level | problems | passed | failed | degenerate or self-failing reference | Pass@1 | kernels | distinct | library calls | fallbacks | s a problem |"  # noqa: E501
+    head = f"| {group} | problems | passed | failed | degenerate or self-failing reference | Pass@1 | kernels | distinct | library calls | fallbacks | s a problem |"  # noqa: E501
     lines += [head, "|" + "---|" * 11]
     rows = {**summary["levels"], "all": summary["all"]}
     for name, f in rows.items():

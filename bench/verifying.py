@@ -3,6 +3,7 @@ the suite's own five trials against the original, kernels running on the executo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc.arch import arch as arch_row
@@ -55,41 +56,55 @@ class _Log:
 
 def verify(work: Work, captured: Captured, loaded: Loaded, plan: Plan) -> None:
     """Raises KvcError for the first thing that does not verify; the record says the rest."""
-    from kvc.interface import interface_of, stored_constants
-    from kvc.package import compiled_by_file, write
-    from kvc.whole import model_reference
+    from kvc.package import compiled_by_file
 
-    job, log = work.job, _Log()
-    target, row = find_target(job["target"]), arch_row(job["arch"])
-    options = Options(job["executor"], seed=job["seed"], jobs=1, timeout_s=job["timeout_s"])
+    job = work.job
     usable = check_reference(work, loaded)
-    with WorkerPool(1, options.timeout_s) as pool:
+    with WorkerPool(1, job["timeout_s"]) as pool:
         bench = Bench(pool, job["executor"], job["seed"])
+        done = kernels_of(work, captured, plan, bench)
         try:
-            with work.timed("kernels"):
-                artifacts, attempts = translate_kernels(plan, target, row, options, bench, _store(job), log)
-        finally:
-            work.record |= {"schedules": log.schedules, "rejected": log.rejected, "slowest_kernel": list(log.slowest)}
-        work.record["library_calls"] = library_calls(plan, artifacts)
-        done = Translation(captured, plan, target, row, options, artifacts, attempts)
-        with work.timed("model"):
-            interface = interface_of(captured, loaded.name, "", loaded.init)
-            references = [model_reference(captured, plan, job["seed"])]
-            out = work.folder / "out"
-            try:
-                done = write(out, done, interface, stored_constants(captured), references, bench)
-            except NotVerified:
-                if usable:
-                    raise
-                work.record["status"] = "reference"
-                return
-            work.record["launches"] = done.evidence[0].launches
-            work.record["model_errors"] = [e.to_json() for e in done.evidence[0].errors][:4]
+            out, done = assembled(work, done, loaded.name, loaded.init, bench)
+        except NotVerified:
+            if usable:
+                raise
+            work.record["status"] = "reference"
+            return
         with work.timed("criterion"):
-            conclude(work, loaded, _translated(out, compiled_by_file(done), captured, bench, row.name), usable)
+            conclude(work, loaded, _translated(out, compiled_by_file(done), captured, bench, done.arch.name), usable)
     if plan.fallbacks:
         work.record["status"] = "failed"
         raise KvcError("KVC0203", f"{len(plan.fallbacks)} eager fallbacks")
+
+
+def kernels_of(work: Work, captured: Captured, plan: Plan, bench: Bench) -> Translation:
+    """Every kernel of a plan written and verified; the record says by which schedules."""
+    job, log = work.job, _Log()
+    target, row = find_target(job["target"]), arch_row(job["arch"])
+    options = Options(job["executor"], seed=job["seed"], jobs=1, timeout_s=job["timeout_s"])
+    try:
+        with work.timed("kernels"):
+            artifacts, attempts = translate_kernels(plan, target, row, options, bench, _store(job), log)
+    finally:
+        work.record |= {"schedules": log.schedules, "rejected": log.rejected, "slowest_kernel": list(log.slowest)}
+    work.record["library_calls"] = library_calls(plan, artifacts)
+    return Translation(captured, plan, target, row, options, artifacts, attempts)
+
+
+def assembled(work: Work, done: Translation, name: str, init: Any, bench: Bench) -> tuple[Path, Translation]:
+    """The translation as a folder, compared with the original as a whole. NotVerified where it differs."""
+    from kvc.interface import interface_of, stored_constants
+    from kvc.package import write
+    from kvc.whole import model_reference
+
+    captured, out = done.captured, work.folder / "out"
+    with work.timed("model"):
+        interface = interface_of(captured, name, "", init)
+        references = [model_reference(captured, done.plan, work.job["seed"])]
+        done = write(out, done, interface, stored_constants(captured), references, bench)
+        work.record["launches"] = done.evidence[0].launches
+        work.record["model_errors"] = [e.to_json() for e in done.evidence[0].errors][:4]
+    return out, done
 
 
 def library_calls(plan: Plan, artifacts: tuple[Artifact, ...]) -> int:

@@ -79,10 +79,14 @@ def tidy_inputs(spec: KernelSpec) -> KernelSpec:
     index: dict[Load, tuple[Expr, ...]] = {}
     inputs = tuple(_tidied(spec, o, reads[o.name], sizes, index) for o in spec.inputs)
 
-    def visit(expr: Expr) -> Expr:
-        return replace(expr, index=index[expr]) if isinstance(expr, Load) and expr in index else expr
+    def moved(expr: Expr) -> Expr:
+        # Parents first: an indirect read is looked up as it was before the reads in its index changed.
+        if isinstance(expr, Load) and expr in index:
+            expr = replace(expr, index=index[expr])
+        children = tuple(moved(c) for c in expr.children)
+        return expr if children == expr.children else expr.rebuild(children)
 
-    body = tuple(s.map(lambda root: transform(root, visit)) if index else s for s in spec.body)
+    body = tuple(s.map(moved) if index else s for s in spec.body)
     return replace(spec, sizes=tuple(sizes.values()), inputs=inputs, body=body)
 
 
