@@ -39,6 +39,7 @@ class Runner:
     out: Path
     timeout_s: float
     fork: bool = True
+    noun: str = "problems"
 
     def run(self, items: Sequence[Item], parallel: int, retry: bool, say: Any, show_progress: bool) -> list[Record]:
         """The records of all items, those from the journal included. With `retry` what passed is kept, whatever kvc's
@@ -53,7 +54,7 @@ class Runner:
                 done[key] = record
         left = [i for i in items if i.key not in done]
         if done:
-            say(f"{len(done)} of {len(items)} are in {journal.path} already")
+            say(f"{len(done)} of {len(items)} {self.noun} are in {journal.path} already")
         jobs = [{**self.settings, **i.job, "problem": i.key} for i in left]
         with progress(show_progress, len(jobs)) as tick:
             for job, result in run_isolated(self.function, jobs, parallel, self.timeout_s, fork=self.fork):

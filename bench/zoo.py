@@ -71,7 +71,7 @@ def run(request: Request, say: Any, show_progress: bool) -> dict[str, Any]:
         "seed": request.seed,
     }
     items = [Item(e.name, e.library, e.kind, digest(e), {"timeout_s": request.timeout_s}) for e in chosen]
-    runner = Runner("kvc.bench.zoo:one", settings, request.out, request.timeout_s)
+    runner = Runner("kvc.bench.zoo:one", settings, request.out, request.timeout_s, noun="models")
     records = runner.run(items, request.jobs, request.retry, say, show_progress)
     title = f"Model zoo, {request.target} for {request.arch}, {request.mode} mode, stage {request.stage}"
     return written(request.out, title, records, len(chosen), group="library")

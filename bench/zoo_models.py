@@ -266,7 +266,7 @@ TIMM: tuple[Entry, ...] = (
     timm("pvt_v2_b0", 32, depths=(1, 1, 1, 1), embed_dims=(8, 16, 16, 32), num_heads=(1, 2, 2, 4)),
     timm("maxvit_rmlp_pico_rw_256", 64, img_size=64),
     timm("levit_128s", 224, img_size=224),
-    timm("poolformer_s12", 32, layers=(1, 1, 1, 1), embed_dims=(8, 16, 16, 32)),
+    timm("poolformer_s12", 64),
 )  # fmt: skip
 
 TORCHVISION: tuple[Entry, ...] = (
