@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,14 @@ class SimExecutor:
         self.arch = arch
         self.seed = seed
         self.options = options
+
+    @staticmethod
+    def make_ready() -> None:
+        """Build the compiled tier where it is missing: a worker may read it, and not write it."""
+        from kvc.simulator.native.build import Unavailable, library
+
+        with contextlib.suppress(Unavailable):  # the executor says so in its notes
+            library()
 
     def available(self, arch: ArchSpec | None = None) -> Diagnostic | None:
         row = arch or self.arch

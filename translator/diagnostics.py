@@ -37,6 +37,7 @@ CODES: dict[str, str] = {
     "KVC0602": "device differs from its table row",
     "KVC0603": "launch failed",
     "KVC0604": "worker died or timed out",
+    "KVC0605": "candidate reached out of its sandbox",
     # verification
     "KVC0701": "result differs from the oracle",
     "KVC0702": "output not written",

@@ -70,6 +70,13 @@ class HipTarget:
 
         return {key: _text(value) for key, value in select().record().items()}
 
+    def warm(self, arch: ArchSpec) -> None:
+        """Do in this process, before it is forked for each candidate, what needs doing once."""
+        from kvc.backends.hip import lint as _lint  # noqa: F401 (imported for the forked processes)
+        from kvc.backends.hip.toolchain import warm
+
+        warm(arch.name)
+
 
 def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

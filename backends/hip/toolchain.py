@@ -257,6 +257,13 @@ def assemble(asm: str, arch: str, *, toolchain: str = "auto") -> bytes:
         return (work / "kernel.co").read_bytes()
 
 
+def warm(arch: str) -> None:
+    """Find the toolchain and make the constants of a chip: once for a process and all that are forked from it."""
+    info = select()
+    if info.library_paths:
+        _control_constants(info, arch)
+
+
 def check_syntax(source: str, arch: str, *, toolchain: str = "auto", name: str = _SOURCE_NAME) -> None:
     """Parse and type-check only, about a third of a compilation. KVC0502 when the source has errors."""
     info = select(toolchain)

@@ -55,3 +55,15 @@ class TritonTarget:
         from .toolchain import toolchain
 
         return toolchain()
+
+    def warm(self, arch: ArchSpec) -> None:
+        """Do in this process, before it is forked for each candidate, what needs doing once."""
+        from .toolchain import warm
+
+        warm(arch)
+
+    def confirm(self, candidate: Candidate, compiled: Compiled) -> list[Diagnostic]:
+        """KVC0502 where a binary is not what its assembly text says."""
+        from .toolchain import confirm
+
+        return confirm(candidate, compiled)

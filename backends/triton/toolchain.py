@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from kvc.arch import ArchSpec
-from kvc.diagnostics import KvcError, Location
+from kvc.diagnostics import Diagnostic, KvcError, Location
 from kvc.emitter import Candidate, CodeObject, Compiled, Launch, Task
 from kvc.kernel import KernelSpec
 from kvc.simplify import IndexAlgebra
@@ -44,6 +44,16 @@ ELEMENT: dict[str, str] = {
     "f8e4m3fn": "fp8e4nv", "f8e4m3fnuz": "fp8e4b8", "f8e5m2": "fp8e5", "f8e5m2fnuz": "fp8e5b16",
     "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8", "bool": "i1",
 }  # fmt: skip
+
+#: A kernel that does next to nothing, to have Triton do once what it does once in a process.
+_SMALL = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def small(x):
+    tl.store(x, 0.0)
+"""
 
 #: Launch options that only one kind of GPU knows; the others' are left out, so that one source serves all.
 _AMD_ONLY = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint"})
@@ -139,6 +149,45 @@ def compile_candidate(candidate: Candidate) -> Compiled:
                     # Triton asks for its LDS at the launch.
                     resources[launch.kernel] = replace(used, lds_bytes=max(used.lds_bytes, code.lds_bytes))
     return Compiled(objects, time.perf_counter() - started, dict(resources))
+
+
+@cache
+def warm(arch: ArchSpec) -> None:
+    """Compile a small kernel of our own: imports, the hash of Triton's files and LLVM's tables then are there for every
+    process forked from this one. It leaves no thread behind."""
+    import triton
+    from kvc.backends.hip import resources as _resources  # noqa: F401 (what `compile_candidate` imports)
+    from triton.compiler import ASTSource
+    from triton.language.extra import libdevice as _libdevice  # noqa: F401 (what kernels import)
+
+    version()
+    with _private_module(_SMALL) as (module, path), _fixed_knobs(path.parent):
+        triton.compile(ASTSource(module.small, {"x": "*fp32"}, {}, {}), target=gpu_target(arch), options={})
+
+
+def confirm(candidate: Candidate, compiled: Compiled) -> list[Diagnostic]:
+    """KVC0502 for each code object that is not what Triton's own assembler and linker make of its assembly text.
+
+    Importing the source ran the candidate's Python in the process that compiled it. The text is what is executed and
+    judged on the simulator; this ties the binary to it, with none of the candidate's code in the process."""
+    from triton.backends.amd.compiler import HIPBackend
+    from triton.backends.compiler import GPUTarget
+
+    arch = candidate.task.arch
+    if arch.vendor != "amd":
+        return []
+    backend = HIPBackend(GPUTarget("hip", arch.name, arch.wave_size))
+    wrong = []
+    for launch in candidate.launches:
+        code = compiled.objects[launch.kernel]
+        options = backend.parse_options(launch_options(launch, arch, candidate.task.numerics))
+        try:
+            linked = backend.make_hsaco(code.asm, {}, options)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            return [Diagnostic("KVC0502", f"{launch.kernel}: its assembly text does not assemble: {error}")]
+        if linked != code.binary:
+            wrong.append(Diagnostic("KVC0502", f"{launch.kernel}: the binary is not what its assembly text says"))
+    return wrong
 
 
 @contextmanager

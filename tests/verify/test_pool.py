@@ -42,12 +42,12 @@ def test_frames_never_carry_objects() -> None:
 
 def test_a_dying_worker_costs_one_call() -> None:
     with WorkerPool(1) as pool:
-        first = pool._call(Frame({"action": "ping"})).body["pid"]
+        first = pool._call(Frame({"action": "ping"})).body["started"]
         with pytest.raises(KvcError) as caught:
             pool._call(Frame({"action": "no such thing"}))
         assert caught.value.code == "KVC0604"
         assert "KeyError" in caught.value.diagnostic.message
-        assert pool._call(Frame({"action": "ping"})).body["pid"] != first
+        assert pool._call(Frame({"action": "ping"})).body["started"] != first
 
 
 def test_a_hanging_worker_is_ended() -> None:
