@@ -49,6 +49,9 @@ class ArchSpec:
     matrix: tuple[MatrixShape, ...] = ()
     lds_direct_load_bytes: tuple[int, ...] = ()  # widths of global -> LDS loads that bypass registers
     vgpr_granule: int = 8  # vector registers are handed out a lane in multiples of this
+    register_file: int = 512  # registers of a SIMD for each lane of a wave, shared by the waves on it
+    max_workgroups: int = 32  # on a compute unit at once
+    l2_bytes_per_clock: int = 64  # that a compute unit gets from L2
 
     def peak(self, dtype: str) -> float:
         """Dense peak in TFLOP/s for operands of `dtype`."""
