@@ -133,7 +133,7 @@ class GemmKernel:
         self._place()
         writer = self.kernel.writer
         for tile in (self.a, self.b):
-            writer.line(f"__shared__ alignas(16) {tile.element} {tile.small}_tile[{tile.lds_elements()}];")
+            writer.line(f"alignas(16) __shared__ {tile.element} {tile.small}_tile[{tile.lds_elements()}];")
         for tile in (self.a, self.b):
             tile.write_load()
             tile.write_store()

@@ -79,8 +79,8 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
-  __shared__ alignas(16) float a_tile[BLOCK_M * A_STRIDE];
-  __shared__ alignas(16) float b_tile[BLOCK_N * B_STRIDE];
+  alignas(16) __shared__ float a_tile[BLOCK_M * A_STRIDE];
+  alignas(16) __shared__ float b_tile[BLOCK_N * B_STRIDE];
   float a_stage[A_LOADS];
   auto load_a = [&](int k0) {
     #pragma unroll

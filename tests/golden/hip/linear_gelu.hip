@@ -87,8 +87,8 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
-  __shared__ alignas(16) __hip_bfloat16 a_tile[BLOCK_M * A_STRIDE];
-  __shared__ alignas(16) __hip_bfloat16 b_tile[BLOCK_N * B_STRIDE];
+  alignas(16) __shared__ __hip_bfloat16 a_tile[BLOCK_M * A_STRIDE];
+  alignas(16) __shared__ __hip_bfloat16 b_tile[BLOCK_N * B_STRIDE];
   Pack<__hip_bfloat16, 8> a_stage[A_LOADS];
   auto load_a = [&](int k0) {
     #pragma unroll
