@@ -25,12 +25,14 @@ ASSERTIONS = frozenset(
 
 
 def overload_name(target: Any) -> str:
-    """ "add.Tensor" for torch.ops.aten.add.Tensor, "" for what is no ATen overload."""
+    """ "add.Tensor" for torch.ops.aten.add.Tensor, "library::add.Tensor" for an operator of another namespace, "" for
+    what is no operator."""
     import torch
 
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, torch._ops.OpOverload):
         return ""
-    return str(target).removeprefix("aten.")
+    name = str(target).removeprefix(f"{target.namespace}.")
+    return name if target.namespace == "aten" else f"{target.namespace}::{name}"
 
 
 def unknown_ops(program: ExportedProgram) -> set[Any]:
@@ -92,6 +94,7 @@ def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
         target: run
         for target, run in everything.items()
         if (name := overload_name(target))
+        and "::" not in name
         and name not in known
         and name not in RANDOM
         and torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())

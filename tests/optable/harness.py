@@ -28,7 +28,11 @@ def make(entry: Any, gen: torch.Generator) -> Any:
             values = torch.randn(shape, generator=gen)
             values = values.abs().clamp(0.05, 0.95) if limit else values
             return values.to(dtype)
-        return torch.randint(0, limit[0], shape, generator=gen, dtype=dtype)
+        values = torch.randint(0, limit[0], shape, generator=gen, dtype=dtype)
+        if limit[1:] == ["offsets"]:
+            values = values.sort(-1).values
+            values -= values[..., :1].clone()
+        return values
     if isinstance(entry, tuple) and any(is_tensor(e) for e in entry):
         return [make(e, gen) for e in entry]
     if isinstance(entry, DType):
@@ -50,9 +54,17 @@ def wide(value: Any) -> Any:
 def eager(definition: OpDef, args: list[Any], attrs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The overload of the op that takes these arguments."""
     name, _, overload = definition.aten[0].partition(".")
-    packet = getattr(torch.ops.aten, name)
+    packet = packet_of(name)
     result = getattr(packet, overload)(*args, **attrs) if overload == "stable" else packet(*args, **attrs)
     return tuple(result) if isinstance(result, list | tuple) else (result,)
+
+
+def packet_of(name: str) -> Any:
+    """The overloads "mm" of ATen, or "library::mm" of a library that registers operators of its own."""
+    library, _, own = name.rpartition("::")
+    if library == "transformers":
+        import transformers.integrations.moe  # noqa: F401  its import registers them
+    return getattr(getattr(torch.ops, library or "aten"), own)
 
 
 def type_of(x: torch.Tensor) -> TensorType:

@@ -9,7 +9,7 @@ import torch
 from kvc.ops import OpDef, Sample, by_aten, op_table
 from kvc.optable.create import DROPPED
 
-from tests.optable.harness import run
+from tests.optable.harness import packet_of, run
 
 CASES = [pytest.param(d, s, n, id=f"{d.name}-{n}") for d in op_table().values() for n, s in enumerate(d.samples)]
 
@@ -34,7 +34,7 @@ def test_every_op_has_samples() -> None:
 def test_overloads_exist_and_their_arguments_fit(overload: str) -> None:
     """Literal arguments are passed by ATen's names, so each must be a parameter of the meaning."""
     packet, _, name = overload.partition(".")
-    schema = getattr(getattr(torch.ops.aten, packet), name)._schema
+    schema = getattr(packet_of(packet), name)._schema
     parameters = inspect.signature(by_aten()[overload].meaning).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

@@ -26,6 +26,11 @@ def ints(*shape: int, below: int = 5, dtype: str = "i64") -> tuple[str, tuple[in
     return dtype, shape, below
 
 
+def offsets(*shape: int, below: int = 5, dtype: str = "i64") -> tuple[str, tuple[int, ...], int, str]:
+    """An integer argument of a sample that counts up from 0 along its last dim: where groups begin."""
+    return dtype, shape, below, "offsets"
+
+
 def positive(*shape: int) -> tuple[str, tuple[int, ...], str]:
     """A float argument of a sample that must be above zero (a variance, a probability)."""
     return "f32", shape, "positive"

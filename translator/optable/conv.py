@@ -98,7 +98,7 @@ class _Gather:
     place: Callable[[Expr], tuple[Expr, ...]]
 
 
-def _gather_dim(k: Builder, extent: int, size: int, stride: int, padding: int, dilation: int) -> _Gather:
+def gather_dim(k: Builder, extent: int, size: int, stride: int, padding: int, dilation: int) -> _Gather:
     """Output p gets w[r] from x[(p + padding - dilation r) / stride] for the r that make the quotient exact.
 
     Where stride and dilation share no factor, those r are every stride-th: p + padding = stride q + phase, r = first +
@@ -155,7 +155,7 @@ def transposed(
     g = (k.axis(groups, "g"),) if groups > 1 else ()
     o, c = k.axis(per_out, "o"), k.axis(per_in, "c")
     channel = g[0] * per_in + c if g else c
-    dims = [_gather_dim(k, extents[i], w.shape[2 + i], s[i], p[i], d[i]) for i in range(rank)]
+    dims = [gather_dim(k, extents[i], w.shape[2 + i], s[i], p[i], d[i]) for i in range(rank)]
     conditions = [dim.condition for dim in dims if dim.condition is not None]
     value: Expr = x.at((batch, channel, *(dim.x for dim in dims)), other=0.0)
     if conditions:

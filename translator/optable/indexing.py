@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from kvc.builder import Builder, Tensor
-from kvc.dtypes import BOOL
+from kvc.dtypes import BOOL, I64, DType
 from kvc.kernel import Axis, Const, Expr, Scatter, call
 from kvc.ops import op
-from kvc.optable._common import Scalar, at, broadcast, dim_of, ints, sample, t, unsupported, wrap
+from kvc.optable._common import Scalar, at, bools, broadcast, dim_of, ints, sample, t, unsupported, wrap
 from kvc.optable.views import slice_bounds
 
 
@@ -110,6 +111,9 @@ def index(k: Builder, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
         sample(t(5, 6), (ints(4), ints(4)), t(4), True),
         sample(t(3, 5), (None, ints(2)), t(3, 1)),
         sample(t(5, 4), (ints(3),), t(), True),
+        sample(t(5, 4), (bools(5, 4),), t()),
+        sample(t(5, 4), (bools(5),), t(4)),
+        sample(t(3, 5, 4), (None, bools(5)), t(1, 1, 4), True),
     ),
 )
 def index_put(
@@ -121,6 +125,8 @@ def index_put(
     unsafe: bool = False,
 ) -> Tensor:
     """self with self[indices] = values (or += values)."""
+    if any(i is not None and i.dtype is BOOL for i in indices):
+        return masked_put(k, self, indices, values, accumulate)
     axes, at_, shape = _advanced(k, self, indices)
     return _scatter(k, self, "sum" if accumulate else "set", axes, at_, at(values, axes, shape))
 
@@ -159,20 +165,76 @@ def scatter_add(k: Builder, self: Tensor, dim: int, index: Tensor, src: Tensor) 
     return _along(k, self, dim, index, src, "sum")
 
 
-_REDUCE = {"sum": "sum", "add": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min"}
+_REDUCE = {
+    "sum": "sum", "add": "sum", "mean": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min",
+}  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
 
 
 @op(
     "scatter_reduce.two",
     "scatter.reduce",
-    samples=tuple(sample(t(5, 4), 0, ints(7, 4), t(7, 4), r) for r in ("sum", "prod", "amax", "amin")),
+    "scatter.value_reduce",
+    samples=(
+        *(sample(t(5, 4), 0, ints(7, 4), t(7, 4), r) for r in _REDUCTIONS),
+        *(sample(t(5, 4), 0, ints(7, 4), t(7, 4), r, include_self=False) for r in _REDUCTIONS),
+        sample(ints(5, 4), 1, ints(5, 3, below=4), ints(5, 3), "mean"),
+    ),
 )
 def scatter_reduce(
-    k: Builder, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool = True
+    k: Builder,
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | Scalar = 0,
+    reduce: str = "sum",
+    include_self: bool = True,
+    value: Scalar = 0,
 ) -> Tensor:
-    if reduce not in _REDUCE or not include_self:
-        raise unsupported(f"scatter_reduce {reduce!r} {'with' if include_self else 'without'} the initial values")
-    return _along(k, self, dim, index, src, _REDUCE[reduce])
+    d = dim_of(self, dim)
+    if self.rank == 0:
+        raise unsupported("scatter into a 0-dim tensor")
+    axes = k.axes_like(index)
+    source: Expr = src[axes] if isinstance(src, Tensor) else Const(_same_kind(src or value, self))
+    where = [index[axes] if i == d else a for i, a in enumerate(axes)]
+    return _reduced_scatter(k, self, axes, where, source, reduce, include_self)
+
+
+@op(
+    "index_reduce.default",
+    samples=tuple(
+        sample(t(5, 4), 0, ints(7), t(7, 4), r, include_self=s) for r in ("prod", "mean", "amax") for s in (True, False)
+    ),
+)
+def index_reduce(
+    k: Builder, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Tensor:
+    axes, where, value = _slab(k, self, dim, index, source)
+    return _reduced_scatter(k, self, axes, where, value, reduce, include_self)
+
+
+def _reduced_scatter(
+    k: Builder, base: Tensor, axes: Sequence[Axis], index: Sequence[Expr], value: Expr, reduce: str, include_self: bool
+) -> Tensor:
+    """Values combined where they meet. Without `include_self` what is hit starts from the identity; a mean divides by
+    how many values met."""
+    combine, start = _REDUCE[reduce], base
+    hits: Tensor | None = None
+    if reduce == "mean" or not include_self:
+        over = Scatter("sum", tuple(a.name for a in axes), tuple(index), Const(int(include_self)))
+        hits = k.define(I64, k.axes_like(base), Const(1), over)
+    if hits is not None and not include_self:
+        out = k.axes_like(base)
+        start = k.define(
+            base.dtype, out, call("where", call("gt", hits[out], 0), identity(combine, base.dtype), base[out])
+        )
+    met = _scatter(k, start, combine, axes, index, value)
+    if reduce != "mean":
+        return met
+    assert hits is not None
+    out = k.axes_like(base)
+    count = call("maximum", hits[out], 1)
+    return k.define(base.dtype, out, met[out] / count if base.dtype.is_float else met[out] // count)
 
 
 def _slab(k: Builder, base: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[list[Axis], list[Expr], Expr]:
@@ -237,6 +299,36 @@ def select_scatter(k: Builder, self: Tensor, src: Tensor, dim: int, index: int) 
     return k.define(self.dtype, axes, call("where", call("eq", axes[d], at_), source, self[axes]))
 
 
+def masked_put(k: Builder, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
+    """x[mask] = value, where one mask covers adjacent dims and the value is the same for all that it picks."""
+    used = [(n, i) for n, i in enumerate(indices) if i is not None]
+    place, mask = used[0]
+    rest = x.rank - place - mask.rank
+    if len(used) > 1 or (values.rank > rest and any(n != 1 for n in values.shape[: values.rank - rest])):
+        raise unsupported("assigning other than one value, or a row of them, to what a mask picks")
+    axes = k.axes_like(x)
+    value: Expr = values[tuple(_right_aligned(values, axes))]
+    picked = mask[axes[place : place + mask.rank]]
+    return k.define(x.dtype, axes, call("where", picked, x[axes] + value if accumulate else value, x[axes]))
+
+
+def _right_aligned(x: Tensor, axes: Sequence[Axis]) -> list[Expr]:
+    offset = len(axes) - x.rank
+    return [Const(0) if n == 1 else axes[i + offset] if i + offset >= 0 else Const(0) for i, n in enumerate(x.shape)]
+
+
+def identity(combine: str, dtype: DType) -> Scalar:
+    """What a combine function starts from, for values of a dtype."""
+    if combine in ("sum", "prod"):
+        return (float if dtype.is_float else int)(combine == "prod")
+    if dtype.is_float:
+        return -inf if combine == "max" else inf
+    low, high = (
+        (0, 2**dtype.bits - 1) if dtype.kind == "uint" else (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1)
+    )
+    return low if combine == "max" else high
+
+
 @op("one_hot.default", samples=(sample(ints(2, 3), 5),))
 def one_hot(k: Builder, self: Tensor, num_classes: int) -> Tensor:
     axes = k.axes((*self.shape, num_classes))
@@ -246,14 +338,3 @@ def one_hot(k: Builder, self: Tensor, num_classes: int) -> Tensor:
 @op("take_along_dim.default", samples=(sample(t(5, 4), ints(5, 2, below=4), 1),))
 def take_along_dim(k: Builder, self: Tensor, indices: Tensor, dim: int) -> Tensor:
     return gather(k, self, dim, indices)
-
-
-@op("bucketize.Tensor", samples=(sample(t(3, 4), t(1)),))
-def bucketize(k: Builder, self: Tensor, boundaries: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
-    """How many boundaries lie below each value (`right`: or are equal to it)."""
-    from kvc.dtypes import I32, I64
-
-    axes, n = k.axes_like(self), k.axis(boundaries.shape[0], "n")
-    below = call("le" if right else "lt", boundaries[n], self[axes])
-    total = k.define(I64, axes, call("where", below, 1, 0), k.sum(n))
-    return k.round(total, I32 if out_int32 else I64)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan, prod
 
 from kvc.builder import Builder, Tensor
-from kvc.dtypes import I64, DType
+from kvc.dtypes import BOOL, I64, DType
 from kvc.kernel import Axis, Cast, Expr, Order, Scan, call
 from kvc.ops import op
 from kvc.optable._common import bools, dim_of, ints, sample, t
@@ -120,6 +121,34 @@ def kthvalue(k: Builder, self: Tensor, k_: int, dim: int = -1, keepdim: bool = F
     if keepdim:
         return sliced(k, values, d, k_ - 1, 1), sliced(k, where, d, k_ - 1, 1)
     return select(k, values, d, k_ - 1), select(k, where, d, k_ - 1)
+
+
+@op("median.dim", samples=(sample(t(3, 9), 1), sample(t(4, 2), 0, True), sample(t(7), -1)))
+def median_dim(k: Builder, self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower of the middle values and its position; NaN, and where it first stands, where there is one."""
+    d = dim_of(self, dim)
+    values, where = kthvalue(k, self, (self.shape[d] + 1) // 2, dim, keepdim)
+    if not self.dtype.is_float:
+        return values, where
+    axes = k.axes_like(self)
+    kept = tuple(a for i, a in enumerate(axes) if i != d)
+    spoilt = k.define(BOOL, kept, call("isnan", self[axes]), k.reduce("any", axes[d]))
+    axes = k.axes_like(self)
+    kept = tuple(a for i, a in enumerate(axes) if i != d)
+    first = k.define(I64, kept, self[axes], k.reduce("argmax", axes[d]))
+    out = k.axes_like(values)
+    at_ = tuple(a for i, a in enumerate(out) if not (keepdim and i == d))
+    value = k.define(self.dtype, out, call("where", spoilt[at_], nan, values[out]))
+    out = k.axes_like(values)
+    at_ = tuple(a for i, a in enumerate(out) if not (keepdim and i == d))
+    return value, k.define(I64, out, call("where", spoilt[at_], first[at_], where[out]))
+
+
+@op("median.default", samples=(sample(t(3, 4)), sample(ints(7, below=50))))
+def median(k: Builder, self: Tensor) -> Tensor:
+    from kvc.optable.views import reshaped
+
+    return median_dim(k, reshaped(k, self, (prod(self.shape),)), 0)[0]
 
 
 def _running(name: str, combine: str) -> None:

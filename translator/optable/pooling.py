@@ -21,7 +21,7 @@ def lowest(dtype: DType) -> float | int:
     return 0 if dtype.kind == "uint" else -(2 ** (dtype.bits - 1))
 
 
-class _Windows:
+class Windows:
     """Geometry of a pooling op over the last `rank` dims. Extents as in ATen's pooling_output_shape: with ceil_mode the
     last window may hang over the end, as long as it starts inside the input or its left padding."""
 
@@ -57,7 +57,7 @@ class _Windows:
         return tuple(result)
 
 
-def _max_pool(k: Builder, x: Tensor, w: _Windows) -> Tensor:
+def _max_pool(k: Builder, x: Tensor, w: Windows) -> Tensor:
     rank = len(w.out)
     axes = k.axes((*x.shape[:-rank], *w.out))
     window = k.axes(w.size, "r")
@@ -66,7 +66,7 @@ def _max_pool(k: Builder, x: Tensor, w: _Windows) -> Tensor:
     return k.define(x.dtype, axes, value, k.reduce("max", *window))
 
 
-def _max_index(k: Builder, x: Tensor, w: _Windows) -> Tensor:
+def _max_index(k: Builder, x: Tensor, w: Windows) -> Tensor:
     """Row-major position, within the spatial dims, of each window's maximum."""
     rank = len(w.out)
     axes = k.axes((*x.shape[:-rank], *w.out))
@@ -111,7 +111,7 @@ def _register_max(rank: int) -> None:
         dilation: Ints = 1,
         ceil_mode: bool = False,
     ) -> Tensor:
-        return _max_pool(k, self, _Windows(self, rank, kernel_size, stride, padding, dilation, ceil_mode))
+        return _max_pool(k, self, Windows(self, rank, kernel_size, stride, padding, dilation, ceil_mode))
 
     def indexed(
         k: Builder,
@@ -122,14 +122,14 @@ def _register_max(rank: int) -> None:
         dilation: Ints = 1,
         ceil_mode: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        w = _Windows(self, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        w = Windows(self, rank, kernel_size, stride, padding, dilation, ceil_mode)
         return _max_pool(k, self, w), _max_index(k, self, w)
 
     op(f"max_pool{rank}d.default", name=f"max_pool{rank}d", samples=samples)(plain)
     op(f"max_pool{rank}d_with_indices.default", name=f"max_pool{rank}d_with_indices", samples=samples)(indexed)
 
 
-def _counts(w: _Windows, include_pad: bool, points: Sequence[Axis]) -> float | Expr:
+def counts(w: Windows, include_pad: bool, points: Sequence[Axis]) -> float | Expr:
     """What a window's sum is divided by: a number, where it is the same for all, else an expression."""
 
     def extent(i: int, start: int) -> int:
@@ -173,13 +173,13 @@ def _register_avg(rank: int) -> None:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
-        w = _Windows(self, rank, kernel_size, stride, padding, 1, ceil_mode)
+        w = Windows(self, rank, kernel_size, stride, padding, 1, ceil_mode)
         axes = k.axes((*self.shape[:-rank], *w.out))
         window = k.axes(w.size, "r")
         value = self.at((*axes[:-rank], *w.index(axes[-rank:], window)), None if w.inside else 0)
         total = k.define(self.dtype.compute, axes, value, k.sum(*window))
         axes = k.axes_like(total)
-        count = float(divisor_override) if divisor_override else _counts(w, count_include_pad, axes[-rank:])
+        count = float(divisor_override) if divisor_override else counts(w, count_include_pad, axes[-rank:])
         return k.define(self.dtype, axes, total[axes] / count)
 
     op(f"avg_pool{rank}d.default", name=f"avg_pool{rank}d", samples=samples)(meaning)
@@ -206,9 +206,11 @@ def _adaptive_index(k: Builder, n: int, out: int, point: Axis) -> tuple[Expr, Ax
     return start + r, r, call("lt", start + r, stop), stop - start
 
 
-def _adaptive(
+def adaptive(
     k: Builder, x: Tensor, out: Sequence[int | None]
-) -> tuple[list[Axis], list[Expr], list[Axis], Expr | None, list]:
+) -> tuple[list[Axis], list[Expr], list[Axis], Expr | None, list[int | Expr]]:
+    """(axes of the result, index into x, window axes, condition that a position is in the window, window lengths) of
+    adaptive windows over the last dims."""
     rank = len(out)
     full = [x.shape[-rank + i] if n is None or n < 0 else n for i, n in enumerate(out)]
     axes = list(k.axes((*x.shape[:-rank], *full)))
@@ -226,6 +228,22 @@ def _adaptive(
     return axes, index, window, terms(conditions, "and") if conditions else None, lengths
 
 
+def adaptive_counts(shape: Sequence[int], out: Sequence[int], points: Sequence[Axis], dtype: DType) -> float | Expr:
+    """How many positions of dims `shape` the adaptive window at each of `points` (of extents `out`) averages."""
+    lengths: list[int | Expr] = []
+    for n, m, point in zip(shape, out, points, strict=True):
+        lengths.append(n // m if n % m == 0 else (point * n + (n + m - 1)) // m - point * n // m)
+    return _product(lengths, dtype)
+
+
+def _product(lengths: Sequence[int | Expr], dtype: DType) -> float | Expr:
+    numbers = [n for n in lengths if isinstance(n, int)]
+    if len(numbers) == len(lengths):
+        return float(prod(numbers))
+    factors = [n if isinstance(n, Expr) else call("add", n, 0) for n in lengths]
+    return Cast(dtype.compute, terms(factors, "mul"))
+
+
 def _register_adaptive(rank: int) -> None:
     spatial = (8, 6, 4)[:rank]
     x = t(2, 3, *spatial)
@@ -240,20 +258,13 @@ def _register_adaptive(rank: int) -> None:
     )
 
     def average(k: Builder, self: Tensor, output_size: Sequence[int]) -> Tensor:
-        axes, index, window, condition, lengths = _adaptive(k, self, pair(output_size, rank))
+        axes, index, window, condition, lengths = adaptive(k, self, pair(output_size, rank))
         value = self.at(index, 0.0 if condition is not None else None)
         total = k.define(self.dtype.compute, axes, value, k.sum(*window, where=condition))
-        count: float | Expr
-        if all(isinstance(n, int) for n in lengths):
-            count = float(prod(lengths))
-        else:
-            count = Cast(
-                self.dtype.compute, terms([n if isinstance(n, Expr) else call("add", n, 0) for n in lengths], "mul")
-            )
-        return k.define(self.dtype, axes, total[tuple(axes)] / count)
+        return k.define(self.dtype, axes, total[tuple(axes)] / _product(lengths, self.dtype))
 
     def maximum(k: Builder, self: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-        axes, index, window, condition, _ = _adaptive(k, self, pair(output_size, rank))
+        axes, index, window, condition, _ = adaptive(k, self, pair(output_size, rank))
         value = self.at(index, lowest(self.dtype) if condition is not None else None)
         best = k.define(self.dtype, axes, value, k.reduce("max", *window, where=condition))
         return best, _adaptive_where(k, self, best, rank)
