@@ -230,9 +230,12 @@ def reference_of(task: dict[str, Any], seed: int) -> Reference:
 
 def start(options: dict[str, Any]) -> Worker:
     """Makes the handler in a new process. One thread each: there are as many processes as cores."""
+    import gc
+
     import torch
 
     torch.set_num_threads(1)
+    gc.set_threshold(50_000, 20, 50)  # specs are many small objects: the default collects all of torch's heap for them
     return Worker(Settings(**options))
 
 
