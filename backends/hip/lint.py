@@ -38,6 +38,9 @@ RULES: dict[str, str] = {
     "allocation": "device code allocates memory dynamically",
     "printf": "device code prints",
     "host-code": "the file holds host code (launches, runtime API); kvc launches kernels itself",
+    "include": "the file includes something other than the HIP headers that kvc brings",
+    "device-state": "a variable of the file outlives a launch, so that a call can depend on those before it",
+    "clock": "device code reads a clock or the place where it runs, on which no result may depend",
 }
 
 _SHUFFLES = {"__shfl", "__shfl_up", "__shfl_down", "__shfl_xor"}
@@ -53,7 +56,12 @@ _NAMES_OF_RULES = {
         "hipMemcpy",
         "hipFree",
     },
-}
+    "clock": {
+        "clock", "clock64", "wall_clock64", "__clock", "__clock64", "__builtin_readcyclecounter",
+        "__builtin_readsteadycounter", "__builtin_amdgcn_s_memtime", "__builtin_amdgcn_s_memrealtime",
+        "__builtin_amdgcn_s_getreg", "__smid", "__builtin_amdgcn_dispatch_id",
+    },
+}  # fmt: skip
 _HINTS = {
     "no-kernel": 'write the entry point as extern "C" __global__ void name(...)',
     "shuffle-width": "leave the width out, or write KVC_WAVE_SIZE / 2 where half-wave sections are meant",
@@ -68,6 +76,9 @@ _HINTS = {
     "allocation": "ask for workspace as a kernel argument",
     "printf": "remove it",
     "host-code": "leave only __global__ and __device__ functions in the file",
+    "include": "include hip/hip_runtime.h, hip/hip_bf16.h or hip/hip_fp16.h, and write the rest out",
+    "device-state": "pass what is to be kept as an argument, or make it const",
+    "clock": "remove it",
 }
 _WAVE_NAMES = re.compile(r"lane|warp|wave", re.IGNORECASE)
 _MASK_32 = re.compile(r"0[xX][fF]{8}[uU]?[lL]{0,2}$")
@@ -95,7 +106,9 @@ def lint(source: str, arch: str, *, name: str = "kernel.hip", syntax: bool = Tru
     kernels: list[Cursor] = []
     for cursor in _own_declarations(unit, name):
         findings += _walk(cursor, row, name, kernels)
+        findings += _state(cursor)
     findings += _tokens(unit)
+    findings += _includes(source)
     findings += _limits(kernels, row, bounds, unit, name)
     if not kernels and not errors:
         findings.append(_Finding("no-kernel", "no __global__ function", 0))
@@ -340,12 +353,53 @@ def _literal(cursor: Cursor | None) -> int | None:
 # ---- rules on tokens and sizes --------------------------------------------------------------------------------------
 
 
+_DIRECTIVE = re.compile(r"^\s*(?:#|%:|\?\?=)\s*(include|include_next|import|embed)\b\s*(\S.*)?$")
+_KNOWN_HEADERS = frozenset({"hip/hip_runtime.h", "hip/hip_bf16.h", "hip/hip_fp16.h", "hip/hip_fp8.h"})
+
+
+def _includes(source: str) -> list[_Finding]:
+    """Directives that bring in another file. Lines joined by a backslash count as one."""
+    found = []
+    joined = re.sub(r"\\\n", lambda m: " \0", source)  # keeps the count of lines below
+    for number, line in enumerate(joined.split("\n"), 1):
+        match = _DIRECTIVE.match(line.replace("\0", " "))
+        name = re.match(r"<([^>]+)>", (match[2] or "")) if match else None
+        if match and (name is None or name[1] not in _KNOWN_HEADERS or match[1] != "include"):
+            at = number + joined[: sum(len(x) + 1 for x in joined.split("\n")[: number - 1])].count("\0")
+            found.append(_Finding("include", f"{match[1]} {match[2] or ''}".rstrip(), at))
+    return found
+
+
+def _state(declaration: Cursor) -> list[_Finding]:
+    """Variables of the file, and static ones of its functions, that a launch can change for the next one."""
+    kinds = _libclang().CursorKind
+    found = []
+    for cursor in declaration.walk_preorder():
+        if _kind(cursor) != kinds.VAR_DECL:
+            continue
+        of_file = cursor == declaration or _kind(cursor.semantic_parent) == kinds.NAMESPACE
+        static = cursor.storage_class == _libclang().StorageClass.STATIC
+        shared = any(_kind(child) == kinds.CUDASHARED_ATTR for child in cursor.get_children())
+        if (of_file or static) and not shared and not _constant(cursor.type):
+            found.append(_at(cursor, "device-state", f"{cursor.spelling} can be written"))
+    return found
+
+
+def _constant(kind: Any) -> bool:
+    """Whether a type, or the elements of an array type, are const."""
+    while kind.get_array_size() > 0 and not kind.is_const_qualified():
+        kind = kind.get_array_element_type()
+    return bool(kind.get_canonical().is_const_qualified() or kind.is_const_qualified())
+
+
 def _tokens(unit: TranslationUnit) -> list[_Finding]:
     """Names that may not even be declared here, so that the tree does not hold their calls."""
     found = []
     tokens = list(unit.cursor.get_tokens())
     for token, following in pairwise(tokens):
-        if following.spelling == "(":
+        if following.spelling == "(" and token.spelling in ("asm", "__asm__", "__asm"):
+            found.append(_Finding("inline-asm", "inline assembly", token.location.line, token.location.column))
+        elif following.spelling == "(":
             for rule, names in _NAMES_OF_RULES.items():
                 if token.spelling in names:
                     found.append(
@@ -353,6 +407,8 @@ def _tokens(unit: TranslationUnit) -> list[_Finding]:
                     )
             if token.spelling.endswith("_sync") and token.spelling.startswith("__"):
                 found += _sync_mask(tokens, token)
+        elif token.spelling in ("asm", "__asm__", "__asm"):
+            found.append(_Finding("inline-asm", "inline assembly", token.location.line, token.location.column))
         elif token.spelling == "<<<":
             found.append(_Finding("host-code", "kernel launch", token.location.line, token.location.column))
     return found

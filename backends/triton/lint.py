@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 from kvc.arch import ArchSpec
-from kvc.diagnostics import Diagnostic, Location
+from kvc.diagnostics import Diagnostic, KvcError, Location
 
 from .toolchain import SOURCE_NAME
 
@@ -23,6 +25,9 @@ RULES: dict[str, str] = {
     "module-code": "the file runs code when it is imported",
     "forbidden-name": "the file uses a name that has no place in a kernel file (torch, os, eval, exec, open, ...)",
     "dunder": "the file reaches into an object's internals",
+    "attribute": "the file reaches through triton for something other than the language",
+    "statement": "a kernel holds a statement that is no part of Triton's language (try, with, class, lambda, ...)",
+    "decorator": "a function has another decorator than @triton.jit, or defaults that are no constants",
     "unmasked": "a block of pointers may reach beyond the tensor: no mask covers one of its block axes",
     "dot-precision": "tl.dot does not say that fp32 operands keep their accuracy",
     "inline-asm": "inline assembly hides work from every later check",
@@ -46,6 +51,9 @@ _HINTS = {
     "module-code": "keep to imports, constants and @triton.jit functions; put trials under if __name__ == '__main__'",
     "forbidden-name": "do all of the work in Triton; kvc launches the kernels itself",
     "dunder": "use the public interface of triton.language",
+    "attribute": "use the functions of triton.language and libdevice, triton.jit and triton.cdiv",
+    "statement": "write the kernel in assignments, calls, if, for and while",
+    "decorator": "decorate with @triton.jit alone; give defaults as literals",
     "unmasked": "pass mask=, or state tl.static_assert(EXTENT // BLOCK * BLOCK == EXTENT) where the block divides it",
     "dot-precision": 'pass input_precision="ieee"',
     "inline-asm": "write it in triton.language",
@@ -69,6 +77,7 @@ def lint(source: str, arch: ArchSpec, numerics: str = "strict") -> list[Diagnost
         where = Location(SOURCE_NAME, error.lineno or 0)
         return [Diagnostic("KVC0502", error.msg, where)]
     findings = [*_module_findings(tree), *_name_findings(tree), *_call_findings(tree, arch, numerics)]
+    findings += [*_statement_findings(tree), *_attribute_findings(tree)]
     for function in _kernels(tree):
         findings += _mask_findings(function)
     unique = dict.fromkeys((f.rule, getattr(f.node, "lineno", 0), f.message) for f in findings)
@@ -92,8 +101,14 @@ def _kernels(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _is_main(node: ast.AST) -> bool:
-    """`if __name__ == "__main__":`"""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and "__main__" in ast.unparse(node.test)
+    """`if __name__ == "__main__":` with nothing else about it: a turned comparison or an `else` runs on import."""
+    match node:
+        case ast.If(
+            test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant("__main__")]),
+            orelse=[],
+        ):
+            return True
+    return False
 
 
 # ---------------------------------------------------------------- the file
@@ -155,8 +170,106 @@ def _name_findings(tree: ast.Module) -> Iterator[_Finding]:
                 yield _Finding("forbidden-name", node, node.id)
             if isinstance(node, ast.Attribute) and node.attr.startswith("__"):
                 yield _Finding("dunder", node, node.attr)
+            if isinstance(node, ast.Attribute) and node.attr in _FORBIDDEN:
+                yield _Finding("forbidden-name", node, node.attr)
             if isinstance(node, ast.Import | ast.ImportFrom) and node is not top:
                 yield _Finding("import", node, ast.unparse(node))
+
+
+_STATEMENTS = (
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.While, ast.Return, ast.Pass, ast.Assert,
+    ast.Break, ast.Continue,
+)  # fmt: skip
+_NO_EXPRESSIONS = (ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+
+
+def _statement_findings(tree: ast.Module) -> Iterator[_Finding]:
+    """What stands in functions, and around them."""
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+        for decorator in function.decorator_list:
+            called = decorator.keywords if isinstance(decorator, ast.Call) else []
+            positional = decorator.args if isinstance(decorator, ast.Call) else []
+            name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+            if name not in ("triton.jit", "jit") or positional or not all(_is_constant(k.value) for k in called):
+                yield _Finding("decorator", decorator, ast.unparse(decorator)[:60])
+        defaults = [*function.args.defaults, *(d for d in function.args.kw_defaults if d is not None)]
+        for default in defaults:
+            if not _is_constant(default):
+                yield _Finding("decorator", default, f"default {ast.unparse(default)[:40]}")
+        for part in (n for statement in function.body for n in ast.walk(statement)):
+            foreign = isinstance(part, ast.stmt) and not isinstance(part, _STATEMENTS)
+            if (foreign and not isinstance(part, ast.Import | ast.ImportFrom)) or isinstance(part, _NO_EXPRESSIONS):
+                yield _Finding("statement", part, type(part).__name__.lower())
+
+
+#: Beside the names of triton.language itself: what may be reached through a module, by the path of that module.
+_PATHS = {
+    "triton": {"jit", "cdiv", "next_power_of_2"},
+    "triton.language.math": {
+        "abs", "ceil", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "rsqrt", "sin",
+        "sqrt", "sqrt_rn", "umulhi",
+    },
+    "triton.language.extra": set(),
+}  # fmt: skip
+_MODULES = {"triton.language", "triton.language.math", "triton.language.extra", "triton.language.extra.libdevice"}
+
+
+def _attribute_findings(tree: ast.Module) -> Iterator[_Finding]:
+    """Chains of attributes that start at a module: every step but the last must be a module of the language."""
+    roots = dict(_aliases(tree))
+    for top in tree.body:
+        if _is_main(top) or isinstance(top, ast.Import | ast.ImportFrom):
+            continue
+        inner = {id(n.value) for n in ast.walk(top) if isinstance(n, ast.Attribute)}
+        for node in ast.walk(top):
+            if isinstance(node, ast.Attribute) and id(node) not in inner:
+                chain = _chain(node)
+                if chain and chain[0] in roots and not _reachable(roots[chain[0]], chain[1:]):
+                    yield _Finding("attribute", node, ast.unparse(node))
+            elif isinstance(node, ast.Name) and node.id in roots and id(node) not in inner:
+                yield _Finding("attribute", node, f"{node.id} as a value")
+
+
+def _aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(name, module) for the imports of the file."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield (name.asname, name.name) if name.asname else (name.name.split(".")[0], "triton")
+        elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            for name in node.names:
+                yield name.asname or name.name, f"{node.module}.{name.name}"
+
+
+def _chain(node: ast.AST) -> list[str]:
+    """["tl", "math", "exp"] of tl.math.exp; [] where it starts at a value."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def _reachable(module: str, chain: list[str]) -> bool:
+    name = chain[0]
+    if f"{module}.{name}" in _MODULES:
+        return len(chain) > 1 and _reachable(f"{module}.{name}", chain[1:])
+    if name.startswith("_") or name in _FORBIDDEN:
+        return False
+    if module == "triton.language":
+        return name in _language()
+    allowed = _PATHS.get(module)
+    return allowed is None or name in allowed
+
+
+@cache
+def _language() -> frozenset[str]:
+    """Public names of triton.language that are no modules. KVC0501 where Triton is missing."""
+    try:
+        from triton import language
+    except ImportError:
+        raise KvcError("KVC0501", "Triton is not installed", hint="pip install 'triton>=3.6,<3.10'") from None
+    return frozenset(n for n in language.__all__ if not isinstance(getattr(language, n, None), ModuleType))
 
 
 # ---------------------------------------------------------------- calls

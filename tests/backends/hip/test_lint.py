@@ -24,6 +24,9 @@ FAULTS = {
     "inline-asm": (KERNEL.format(body='asm volatile("s_nop 0");'), 3),
     "allocation": (KERNEL.format(body="float* p = new float[4]; x[0] = p[0];"), 3),
     "printf": (KERNEL.format(body='printf("%f", x[0]);'), 3),
+    "include": ("#include <fstream>\n" + KERNEL.format(body="x[0] = 1;"), 1),
+    "device-state": (TOP + '__device__ int calls;\nextern "C" __global__ void k(float* x) { x[0] = calls++; }\n', 2),
+    "clock": (KERNEL.format(body="x[0] = wall_clock64();"), 3),
     "host-code": (KERNEL.format(body="") + "void host(float* x) { hipLaunchKernelGGL(k, 1, 1, 0, 0, x); }\n", 5),
 }
 
@@ -66,6 +69,8 @@ def test_clean_kernels_are_clean(arch: str) -> None:
         "bool some = __ballot(x[0] > 0) != 0; x[0] = some;",
         "// printf(1); malloc(2);\n  x[0] = 1;",
         "int alignment_free = 1; x[0] = alignment_free;",
+        "static const float table[2] = {1, 2}; x[0] = table[threadIdx.x & 1];",
+        "int clock = 3; x[0] = clock;",
     ],
 )
 def test_near_misses_pass(body: str) -> None:
@@ -82,6 +87,22 @@ def test_lds_counts_what_is_called_and_knows_the_chip() -> None:
     assert [item.details["rule"] for item in found] == ["lds-bytes"]
     assert "k: __shared__ 81,920 B of 65,536 B" in found[0].message
     assert lint(source, "gfx950") == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("include", '#include "/etc/passwd"\n'),
+        ("include", "#define NAME <hip/hip_runtime.h>\n#include NAME\n"),
+        ("include", "#  include \\\n  </etc/passwd>\n"),
+        ("include", "#include_next <hip/hip_runtime.h>\n"),
+        ("inline-asm", 'asm(".incbin \\"/etc/passwd\\"");\n'),
+        ("device-state", "namespace n { __device__ float kept[4]; }\n"),
+        ("device-state", "__device__ int f() { static int calls; return ++calls; }\n"),
+    ],
+)
+def test_ways_around_are_closed(rule: str, text: str) -> None:
+    assert rule in rules(TOP + text + KERNEL.format(body="x[0] = 1;").removeprefix(TOP))
 
 
 def test_dynamic_shared_is_not_counted() -> None:
