@@ -67,7 +67,9 @@ class SimExecutor:
         from kvc.simulator import Memory
 
         memory = Memory(self.arch.name)
-        device = {name: _place(memory, name, array, name in outputs) for name, array in buffers.items()}
+        device: dict[str, Buffer] = {}
+        for name, array in sorted(buffers.items(), key=lambda item: _part(item[0])):
+            device[name] = _place(memory, device, name, array, name in outputs)
         reports = [self._launch(memory, device, plan) for plan in launches]
         results = {
             name: device[name].view(np.uint8)[: array.nbytes].copy().view(array.dtype).reshape(array.shape)
@@ -104,13 +106,24 @@ def _program(asm: str, arch: str, binary: bytes) -> Program:
     return load(asm, arch, binary or None)
 
 
-def _place(memory: Memory, name: str, array: np.ndarray, is_output: bool) -> Buffer:
-    if not is_output:
-        return memory.upload(array, name)
-    buffer = memory.alloc(array.nbytes, name=name)
-    buffer.bytes[:] = (
-        UNWRITTEN_BYTE  # what is seen where nothing is written; the simulator still counts it as unwritten
-    )
+def _part(name: str) -> tuple[str, int]:
+    """The buffer that an array is a part of and its offset in bytes: "x@4096" stands 4,096 bytes into "x", and between
+    the parts there is nothing (kvc.verify.buffers)."""
+    base, _, offset = name.partition("@")
+    return base, int(offset or 0)
+
+
+def _place(memory: Memory, device: Mapping[str, Buffer], name: str, array: np.ndarray, is_output: bool) -> Buffer:
+    base, offset = _part(name)
+    fill = None if is_output else b"\0"
+    if offset:
+        buffer = memory.alloc_at(device[base].addr + offset, array.nbytes, fill, name)
+    else:
+        buffer = memory.alloc(array.nbytes, fill=fill, name=name)
+    if is_output:  # what is seen where nothing is written; the simulator still counts it as unwritten
+        buffer.bytes[:] = UNWRITTEN_BYTE
+    else:
+        buffer.bytes[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return buffer
 
 

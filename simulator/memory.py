@@ -86,6 +86,16 @@ class Memory:
         self._starts.insert(at, addr)
         return buffer
 
+    def alloc_at(self, addr: int, nbytes: int, fill: bytes | None = None, name: str = "") -> Buffer:
+        """Reserve `nbytes` at a fixed address behind all others: the next part of a buffer with gaps in it."""
+        buffer = Buffer(addr, nbytes, name, tracked=fill is None)
+        if self.buffers and addr < self.buffers[-1].end:
+            raise ValueError(f"{addr:#x} is not free")
+        self._next = (buffer.end + GAP) // GAP * GAP + GAP
+        self.buffers.append(buffer)
+        self._starts.append(addr)
+        return buffer
+
     def unmap(self, buffer: Buffer) -> None:
         """Forget an allocation; later accesses to it fault."""
         at = self.buffers.index(buffer)

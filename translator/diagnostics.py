@@ -18,10 +18,13 @@ CODES: dict[str, str] = {
     "KVC0104": "get_inputs does not fit the model",
     "KVC0105": "unknown target or architecture",
     "KVC0106": "argument out of range",
+    "KVC0107": "size of an ONNX input is not known",
+    "KVC0108": "optional package is not installed",
     # capture
     "KVC0201": "model cannot be captured",
     "KVC0202": "data-dependent control flow",
     "KVC0203": "operator outside the set",
+    "KVC0204": "ONNX construct outside the set",
     # IR
     "KVC0301": "IR text does not parse",
     "KVC0302": "IR invariant broken",
@@ -48,6 +51,10 @@ CODES: dict[str, str] = {
     "KVC0707": "degenerate reference",
     "KVC0708": "shape, dtype or stride differs",
     "KVC0709": "whole model differs from the original",
+    "KVC0710": "a rounding of the spec is left out",
+    "KVC0711": "fails for another size of a symbolic axis",
+    "KVC0712": "copy of a source that is known already",
+    "KVC0713": "faster than the hardware allows",
     # output and store
     "KVC0801": "output folder cannot be written",
     "KVC0802": "output folder is not a kvc translation",

@@ -35,7 +35,9 @@ from tests.simulator import trace
 
 #: Seeds of the further draws and wave orders.
 SEEDS = (11, 12, 13)
-_NOISE = re.compile(r"^\s*(;.*|\.(loc|file|ident|cfi_\w+|section|addrsig\w*).*|\.Ltmp\d+:.*|\.Lfunc_\w+:.*|\.L\w*info.*)?$")
+_NOISE = re.compile(
+    r"^\s*(;.*|\.(loc|file|ident|cfi_\w+|section|addrsig\w*).*|\.Ltmp\d+:.*|\.Lfunc_\w+:.*|\.L\w*info.*)?$"
+)
 
 
 @dataclass(frozen=True)

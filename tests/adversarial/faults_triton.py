@@ -13,7 +13,21 @@ _TURNED: dict[type, type] = {
     ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
 }  # fmt: skip
 _REDUCTIONS = {"sum": "max", "max": "min", "maximum": "minimum", "minimum": "maximum", "cumsum": "cumprod"}
-_FLOAT_CALLS = {"load", "sum", "dot", "exp", "full", "where", "sqrt", "rsqrt", "erf", "tanh", "sigmoid", "log", "reduce"}
+_FLOAT_CALLS = {
+    "load",
+    "sum",
+    "dot",
+    "exp",
+    "full",
+    "where",
+    "sqrt",
+    "rsqrt",
+    "erf",
+    "tanh",
+    "sigmoid",
+    "log",
+    "reduce",
+}
 
 Change = Callable[[ast.AST], None]
 

@@ -23,10 +23,12 @@ MAX_INSTRUCTIONS = 400_000
 
 
 class LocalPool:
-    """Stands in for kvc.verify.pool.WorkerPool. `compiled` replaces what `prepare` would compile."""
+    """Stands in for kvc.verify.pool.WorkerPool. `compiled` replaces what `prepare` would compile; `patient`: run as long
+    as the simulator allows."""
 
-    def __init__(self, compiled: Compiled | None = None) -> None:
+    def __init__(self, compiled: Compiled | None = None, patient: bool = False) -> None:
         self.compiled = compiled
+        self.options = SimOptions() if patient else SimOptions(max_instructions=MAX_INSTRUCTIONS)
 
     def prepare(self, candidate: Candidate) -> Compiled | Rejected:
         if self.compiled is not None:
@@ -53,8 +55,7 @@ class LocalPool:
         arch: str,
         seed: int,
     ) -> Execution:
-        options = SimOptions(max_instructions=MAX_INSTRUCTIONS)
-        return SimExecutor(arch_row(arch), seed=seed, options=options).execute(launches, buffers, outputs=outputs)
+        return SimExecutor(arch_row(arch), seed=seed, options=self.options).execute(launches, buffers, outputs=outputs)
 
 
 def with_assembly(compiled: Compiled, kernel: str, asm: str) -> Compiled:

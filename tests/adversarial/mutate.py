@@ -152,7 +152,10 @@ def table(outcomes: list[Outcome]) -> str:
     for o in outcomes:
         counts[o.level, o.kind][o.result] += 1
         counts["all", ""][o.result] += 1
-    lines = ["| level | fault | tried | killed | equivalent | survived | killed of non-equivalent |", "|---|---|" + "--:|" * 5]
+    lines = [
+        "| level | fault | tried | killed | equivalent | survived | killed of non-equivalent |",
+        "|---|---|" + "--:|" * 5,
+    ]
     order = sorted(counts, key=lambda k: (k[0] == "all", k[0] != "source", list(CLASSES).index(k[1]) if k[1] else 0))
     for level, kind in order:
         c = counts[level, kind]

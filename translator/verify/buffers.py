@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvc.diagnostics import KvcError
 from kvc.dtypes import DType, dtype
 from kvc.emitter import Candidate, Compiled
 from kvc.executor import UNWRITTEN_BYTE, Argument, LaunchPlan
-from kvc.kernel import KernelSpec
+from kvc.kernel import KernelSpec, Operand
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+#: A buffer whose layout reaches further than this many bytes is held in segments: what lies between them does not exist.
+SPARSE_BYTES = 1 << 30
+_SEGMENT_STRIDE = 1 << 22  # bytes from which on a dimension separates segments
+_MOST_SEGMENTS = 1 << 12
+
+
+def segments(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> list[tuple[int, tuple[int, ...]]] | None:
+    """(offset in elements, index into the dimensions that are taken apart) of each segment of a layout with gaps too
+    large to hold: (0, ()) alone for a layout of ordinary size, None for one that cannot be taken apart."""
+    if storage_numel(shape, strides) * itemsize <= SPARSE_BYTES:
+        return [(0, ())]
+    far = far_dims(strides, itemsize)
+    count = math.prod(shape[d] for d in far)
+    near = storage_numel(*_rest(shape, strides, far)) * itemsize
+    if not far or count > _MOST_SEGMENTS or near > SPARSE_BYTES:
+        return None
+    places = itertools.product(*(range(shape[d]) for d in far))
+    return [(sum(i * strides[d] for i, d in zip(place, far, strict=True)), place) for place in places]
+
+
+def far_dims(strides: tuple[int, ...], itemsize: int) -> list[int]:
+    return [d for d, stride in enumerate(strides) if stride * itemsize >= _SEGMENT_STRIDE]
+
+
+def _rest(shape: tuple[int, ...], strides: tuple[int, ...], far: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    near = [d for d in range(len(shape)) if d not in far]
+    return tuple(shape[d] for d in near), tuple(strides[d] for d in near)
+
+
+def segment_name(name: str, offset: int) -> str:
+    """The key of the part of buffer `name` that starts `offset` bytes into it."""
+    return f"{name}@{offset}" if offset else name
+
+
+def base_name(key: str) -> str:
+    """The buffer that a key belongs to."""
+    return key.partition("@")[0]
 
 
 def storage_numel(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -53,12 +96,17 @@ def bind(candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> tuple[dict
     import numpy as np
 
     spec = candidate.task.spec
-    buffers = {o.name: pack(inputs[o.name], spec.strides_of(o.name)) for o in spec.inputs}
+    buffers: dict[str, np.ndarray] = {}
+    for operand in spec.inputs:
+        for offset, place, strides in _parts(spec, operand.name):
+            part = inputs[operand.name][_select(spec, operand.name, place)]
+            buffers[segment_name(operand.name, offset)] = pack(part, strides)
     fresh: dict[str, int] = {}
     for out in spec.outputs:
         if buffer_of(spec, out.name) == out.name:
-            numel = storage_numel(spec.shape_of(out.name), spec.strides_of(out.name))
-            fresh[out.name] = numel * out.dtype.bytes
+            for offset, place, strides in _parts(spec, out.name):
+                shape = tuple(n for n, i in zip(spec.shape_of(out.name), place, strict=True) if i is None)
+                fresh[segment_name(out.name, offset)] = storage_numel(shape, strides) * out.dtype.bytes
     for scratch in candidate.workspace:
         fresh[scratch.name] = scratch.numel * dtype(scratch.dtype).bytes
     for name, nbytes in fresh.items():
@@ -66,12 +114,46 @@ def bind(candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> tuple[dict
     return buffers, set(fresh)
 
 
+def _parts(spec: KernelSpec, name: str) -> list[tuple[int, tuple[int | None, ...], tuple[int, ...]]]:
+    """(offset in bytes, index of each dimension or None where all of it is inside, strides inside) of each segment of
+    an operand's buffer. KVC0302 for a layout of gigabytes that cannot be taken apart."""
+    shape, strides, itemsize = spec.shape_of(name), spec.strides_of(name), spec.operand[name].dtype.bytes
+    found = segments(shape, strides, itemsize)
+    if found is None:
+        raise KvcError("KVC0302", f"{name} spans {storage_numel(shape, strides) * itemsize:,} bytes, too many to run")
+    if found == [(0, ())]:
+        return [(0, (None,) * len(shape), strides)]
+    far = far_dims(strides, itemsize)
+    inner = _rest(shape, strides, far)[1]
+    parts: list[tuple[int, tuple[int | None, ...], tuple[int, ...]]] = []
+    for offset, place in found:
+        at = dict(zip(far, place, strict=True))
+        parts.append((offset * itemsize, tuple(at.get(d) for d in range(len(shape))), inner))
+    return parts
+
+
+def _select(spec: KernelSpec, name: str, place: tuple[int | None, ...]) -> tuple[int | slice, ...]:
+    return tuple(slice(None) if i is None else i for i in place)
+
+
 def outputs_of(spec: KernelSpec, buffers: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Outputs in logical shape."""
-    return {
-        o.name: unpack(buffers[buffer_of(spec, o.name)], o.dtype, spec.shape_of(o.name), spec.strides_of(o.name))
-        for o in spec.outputs
-    }
+    return {o.name: _output(spec, o, buffers) for o in spec.outputs}
+
+
+def _output(spec: KernelSpec, out: Operand, buffers: Mapping[str, np.ndarray]) -> torch.Tensor:
+    import torch
+
+    shape, parts = spec.shape_of(out.name), _parts(spec, out.name)
+    buffer = buffer_of(spec, out.name)
+    if len(parts) == 1:
+        return unpack(buffers[buffer], out.dtype, shape, spec.strides_of(out.name))
+    whole = torch.empty(shape, dtype=getattr(torch, out.dtype.torch_name))
+    for offset, place, strides in parts:
+        inner = tuple(n for n, i in zip(shape, place, strict=True) if i is None)
+        raw = buffers[segment_name(buffer, offset)]
+        whole[_select(spec, out.name, place)] = unpack(raw, out.dtype, inner, strides)
+    return whole
 
 
 def launch_plans(candidate: Candidate, compiled: Compiled) -> list[LaunchPlan]:

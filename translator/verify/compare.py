@@ -24,6 +24,7 @@ FLOOR_ULPS = 1.0  # of the result's dtype
 FLOOR_COMPUTE_ULPS = 4.0  # of fp32, in which narrow types compute
 BIAS_ULPS = 0.25  # mean signed error of a narrow float beyond the working interpretation's
 BIAS_MIN_COUNT = 256
+RMS_FACTOR = 1.3  # root mean square error of a narrow float, in that of the working interpretation
 CONSTANT_SHARE = 0.02  # a constant "passes" when it misses no more than this share of the elements
 
 
@@ -270,7 +271,19 @@ def _bias(
     allowed = abs(float(theirs.mean())) + max(BIAS_ULPS * max(spread, 1.0), 6.0 * spread / count**0.5)
     bias = float(mine.mean())
     if abs(bias) <= allowed:
-        return None
+        return _spread(name, mine, theirs, input_set)
     side = "towards zero" if bias < 0 else "away from zero"
     message = f"{name} is biased {side} by {abs(bias):.2f} ulp on average (allowed {allowed:.2f}; inputs: {input_set})"
     return Diagnostic("KVC0701", message, hint="narrow floats round to nearest even; do not truncate")
+
+
+def _spread(name: str, mine: torch.Tensor, theirs: torch.Tensor, input_set: str) -> Diagnostic | None:
+    """A narrow result hides a lowered precision inside from the largest error (one more rounding moves few elements
+    beyond a unit), not from the mean square over many: one more rounding adds its own variance to every element."""
+    # Elements that cancellation makes large errors of, in units of their own last place, are many units off in both.
+    got, known = (float(e.clamp(-2.0, 2.0).square().mean().sqrt()) for e in (mine, theirs))
+    allowed = RMS_FACTOR * known + 0.02 + 3.0 / mine.numel() ** 0.5
+    if got <= allowed:
+        return None
+    message = f"{name} is {got:.2f} ulp off in the mean square (allowed {allowed:.2f}; inputs: {input_set})"
+    return Diagnostic("KVC0701", message, hint="compute in the type that the spec gives each step")

@@ -7,18 +7,21 @@ a process that no candidate ever enters.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvc.arch import ArchSpec
 from kvc.diagnostics import Diagnostic, KvcError
-from kvc.emitter import Candidate, Compiled
+from kvc.emitter import Candidate, Compiled, target
 from kvc.executor import Execution, LaunchPlan
-from kvc.kernel import KernelSpec, Scatter
-from kvc.verify.buffers import bind, buffer_of, launch_plans, outputs_of
+from kvc.kernel import KernelSpec, Scatter, Size
+from kvc.verify.buffers import base_name, bind, buffer_of, launch_plans, outputs_of
 from kvc.verify.compare import compare
+from kvc.verify.likeness import source_hash
 from kvc.verify.oracle import Examiner, Reference
 from kvc.verify.pool import WorkerPool
+from kvc.verify.roundings import left_out
 from kvc.verify.ties import replay, tie_statements
 from kvc.verify.verdict import Evidence, OutputError, Rejected, Verdict, Verified
 
@@ -26,12 +29,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 #: Part of the store's key: raise it when a check is added or sharpened.
-CHECKS_VERSION = "1"
+CHECKS_VERSION = "2"
 
 #: What each verified kernel went through, in the words of the lock file.
 CHECKS = (
     "lint", "compile", "resources", "guard bands", "outputs written", "inputs unchanged", "structure",
-    "non-finite parity", "tolerance", "working error", "bias", "degenerate reference", "deterministic",
+    "non-finite parity", "tolerance", "working error", "bias", "roundings", "degenerate reference", "deterministic",
 )  # fmt: skip
 
 #: Specs with more points than this (multiply-adds of a contraction) are run on the first HEAVY_SETS input sets only.
@@ -59,21 +62,34 @@ def points(spec: KernelSpec) -> int:
     return max((math.prod(spec.extent(a) for a in (*s.axes, *s.inner_axes)) for s in spec.body), default=0)
 
 
-def judge(candidate: Candidate, bench: Bench, examiner: Examiner | None = None) -> Verdict:
-    """Rejected by the first gate that objects, or Verified by all. KvcError only for what is no fault of the
-    candidate: a missing toolchain (KVC0501) or device (KVC0601, KVC0602)."""
+def judge(
+    candidate: Candidate,
+    bench: Bench,
+    examiner: Examiner | None = None,
+    *,
+    known: Collection[str] = (),
+    only: str = "",
+) -> Verdict:
+    """Rejected by the first gate that objects, or Verified by all.
+
+    `known` are hashes (kvc.verify.likeness) of sources that do not count again; `only` runs a single input set, to see
+    a rejection once more. KvcError only for what is no fault of the candidate: a missing toolchain (KVC0501) or device
+    (KVC0601, KVC0602), an input set that the spec has not (KVC0106).
+    """
     try:
-        return _judge(candidate, bench, examiner or Examiner(candidate.task.spec, bench.seed))
+        return _judge(candidate, bench, examiner or Examiner(candidate.task.spec, bench.seed), known, only)
     except _Reject as rejection:
         return rejection.verdict
 
 
-def _judge(candidate: Candidate, bench: Bench, examiner: Examiner) -> Verdict:
+def _judge(candidate: Candidate, bench: Bench, examiner: Examiner, known: Collection[str], only: str) -> Verdict:
     spec, arch = candidate.task.spec, candidate.task.arch
+    _check_new(candidate, known)
     _check_launches(candidate, arch)
     compiled = _prepare(candidate, bench.pool)
     plans = launch_plans(candidate, compiled)
-    sets = examiner.input_sets[: HEAVY_SETS if points(spec) > HEAVY_POINTS else None]
+    _check_lds(plans, arch)
+    sets = input_sets(spec, examiner, bench.seed, only)
     errors: list[OutputError] = []
     first: dict[str, np.ndarray] = {}
     counters: dict[str, Any] = {}
@@ -83,7 +99,9 @@ def _judge(candidate: Candidate, bench: Bench, examiner: Examiner) -> Verdict:
         errors += _compare(candidate, execution, reference, examiner)
         if not first:
             first, counters = execution.buffers, execution.evidence
+    _check_sizes(candidate, compiled, bench)
     if _must_repeat(spec):
+        # The first set again, last and on fresh buffers: nothing may be remembered from the calls in between.
         again = _run(candidate, plans, examiner.reference(sets[0]), bench, bench.seed + 1)
         _check_deterministic(spec, first, again.buffers)
     evidence = Evidence(
@@ -101,6 +119,80 @@ def _judge(candidate: Candidate, bench: Bench, examiner: Examiner) -> Verdict:
         ),
     )
     return Verified(evidence, compiled)
+
+
+def input_sets(spec: KernelSpec, examiner: Examiner, seed: int, only: str = "") -> tuple[str, ...]:
+    """The sets to run, in order: the first one first, the others in an order that the seed decides, so that a kernel
+    cannot know what comes. KVC0106 for a set that there is none of."""
+    sets = examiner.input_sets
+    if only:
+        if only not in sets:
+            raise KvcError("KVC0106", f"no input set {only!r}", hint=f"one of: {', '.join(sets)}")
+        return (only,)
+    turn = seed % max(len(sets) - 1, 1)
+    sets = (*sets[:1], *sets[1 + turn :], *sets[1 : 1 + turn])
+    return sets[: HEAVY_SETS if points(spec) > HEAVY_POINTS else None]
+
+
+def _check_new(candidate: Candidate, known: Collection[str]) -> None:
+    if known and source_hash(candidate.source, target(candidate.target).suffix) in known:
+        text = "but for names, layout and comments it is a source that was judged before"
+        raise _Reject("propose", Diagnostic("KVC0712", text, hint="propose another schedule"))
+
+
+def _check_lds(plans: list[LaunchPlan], arch: ArchSpec) -> None:
+    """What a compiler's metadata says beside the launch: static LDS, and what Triton asks for."""
+    for plan in plans:
+        if plan.dynamic_lds > arch.lds_bytes:
+            text = f"{plan.kernel}: LDS {plan.dynamic_lds:,} B of {arch.lds_bytes:,} B"
+            raise _Reject("resources", Diagnostic("KVC0402", text, hint="use smaller tiles"))
+
+
+#: Sizes of a symbolic axis that are tried beside its hint: below a wave, primes, one around a wave, beyond the hint.
+HIDDEN_SIZES = (1, 7, 63, 65, 127)
+
+
+def hidden_specs(spec: KernelSpec) -> list[KernelSpec]:
+    """Specs with other sizes for the symbolic axes, within their bounds and multiples; [] where all are static. The
+    stated grid must serve every size of the range."""
+    if spec.is_static:
+        return []
+    symbolic = [s for s in spec.sizes if s.size is None]
+    found: dict[tuple[int, ...], KernelSpec] = {}
+    trials = [*((n,) * len(symbolic) for n in HIDDEN_SIZES), tuple(2 * s.typical + 1 for s in symbolic)]
+    trials += [tuple(HIDDEN_SIZES[(at + 2) % len(HIDDEN_SIZES)] for at in range(len(symbolic)))]
+    for trial in trials:
+        chosen = tuple(_feasible(s, n) for s, n in zip(symbolic, trial, strict=True))
+        sizes = {s.name: replace(s, hint=n) for s, n in zip(symbolic, chosen, strict=True)}
+        other = replace(spec, sizes=tuple(sizes.get(s.name, s) for s in spec.sizes))
+        if chosen != tuple(s.typical for s in symbolic) and points(other) <= HEAVY_POINTS:
+            found.setdefault(chosen, other)
+    return list(found.values())
+
+
+def _feasible(size: Size, wanted: int) -> int:
+    """The multiple within the bounds that is closest to what is wanted."""
+    low = -(-max(size.low, 1) // size.multiple) * size.multiple
+    high = max(size.high // size.multiple * size.multiple, low)
+    return min(max(-(-wanted // size.multiple) * size.multiple, low), high)
+
+
+def _check_sizes(candidate: Candidate, compiled: Compiled, bench: Bench) -> None:
+    """The same code object and launches on sizes that the source does not name."""
+    for spec in hidden_specs(candidate.task.spec):
+        other = replace(candidate, task=replace(candidate.task, spec=spec))
+        examiner = Examiner(spec, bench.seed)
+        reference = examiner.reference(examiner.input_sets[0])
+        try:
+            execution = _run(other, launch_plans(other, compiled), reference, bench, bench.seed)
+            _compare(other, execution, reference, examiner)
+        except _Reject as rejection:
+            inner = rejection.verdict
+            sizes = ", ".join(f"{s.name}={s.typical}" for s in spec.sizes if s.size is None)
+            text = f"{sizes}: {inner.diagnostic.code}: {inner.diagnostic.message}"
+            details = {**inner.diagnostic.details, "sizes": {s.name: s.typical for s in spec.sizes if s.size is None}}
+            hint = "the stated grid must serve every size: take extents from the arguments, and stride over the grid"
+            raise _Reject(inner.stage, Diagnostic("KVC0711", text, None, hint, details)) from None
 
 
 def _check_launches(candidate: Candidate, arch: ArchSpec) -> None:
@@ -139,7 +231,10 @@ def _prepare(candidate: Candidate, pool: WorkerPool) -> Compiled:
 def _run(candidate: Candidate, plans: list[LaunchPlan], reference: Reference, bench: Bench, seed: int) -> Execution:
     """One run on fresh buffers; inputs must come back as they went in."""
     spec = candidate.task.spec
-    buffers, fresh = bind(candidate, reference.inputs)
+    try:
+        buffers, fresh = bind(candidate, reference.inputs)
+    except KvcError as error:
+        raise _Reject("propose", error.diagnostic) from None
     where = {"executor": bench.executor, "arch": candidate.task.arch.name}
     try:
         execution = bench.pool.execute(plans, buffers, outputs=fresh, seed=seed, **where)
@@ -151,8 +246,11 @@ def _run(candidate: Candidate, plans: list[LaunchPlan], reference: Reference, be
         raise _Reject("execute", replace(found, details=details)) from None
     written = {buffer_of(spec, o.name) for o in spec.outputs}
     for operand in spec.inputs:
-        if operand.name not in written and (execution.buffers[operand.name] != buffers[operand.name]).any():
-            raise _Reject("execute", Diagnostic("KVC0703", f"{operand.name} holds other bytes after the run"))
+        if operand.name in written:
+            continue
+        for part in (key for key in buffers if base_name(key) == operand.name):
+            if (execution.buffers[part] != buffers[part]).any():
+                raise _Reject("execute", Diagnostic("KVC0703", f"{part} holds other bytes after the run"))
     return execution
 
 
@@ -164,7 +262,7 @@ def _compare(candidate: Candidate, execution: Execution, reference: Reference, e
     if any(bool((got[name] != oracle[name]).any()) for name in ties):
         replayed = replay(spec, reference.inputs, got)
         if replayed.diagnostic is not None:
-            raise _Reject("compare", replayed.diagnostic)
+            raise _Reject("compare", _placed(replayed.diagnostic, reference.name))
         oracle, working = replayed.oracle, replayed.working
     errors = []
     for out in spec.outputs:
@@ -173,9 +271,17 @@ def _compare(candidate: Candidate, execution: Execution, reference: Reference, e
             growth=examiner.growth, input_set=reference.name,
         )  # fmt: skip
         if result.diagnostic is not None:
-            raise _Reject("compare", result.diagnostic)
+            raise _Reject("compare", _placed(result.diagnostic, reference.name))
         errors.append(result.error)
+    if reference.name == examiner.input_sets[0] and not ties and points(spec) <= HEAVY_POINTS:
+        found = left_out(got, working, examiner.unrounded, reference.name)
+        if found is not None:
+            raise _Reject("compare", _placed(found, reference.name))
     return errors
+
+
+def _placed(diagnostic: Diagnostic, input_set: str) -> Diagnostic:
+    return replace(diagnostic, details={**diagnostic.details, "input_set": input_set})
 
 
 def _worst(errors: list[OutputError]) -> tuple[OutputError, ...]:
@@ -195,8 +301,8 @@ def _must_repeat(spec: KernelSpec) -> bool:
 
 def _check_deterministic(spec: KernelSpec, first: dict[str, np.ndarray], again: dict[str, np.ndarray]) -> None:
     for out in spec.outputs:
-        name = buffer_of(spec, out.name)
-        differ = int((first[name] != again[name]).sum())
+        parts = [key for key in first if base_name(key) == buffer_of(spec, out.name)]
+        differ = sum(int((first[part] != again[part]).sum()) for part in parts)
         if differ:
             text = f"{differ:,} bytes of {out.name} depend on the order in which waves run"
             raise _Reject("determinism", Diagnostic("KVC0705", text, hint="look for a race or uninitialised LDS"))

@@ -8,23 +8,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvc.interpret import interpret
+from kvc.interpret import NUDGE, interpret, nudged
 from kvc.kernel import KernelSpec
 from kvc.verify.inputs import INPUT_SETS, MAX_NONFINITE, Domain, domains, draw, nonfinite
+from kvc.verify.roundings import alternatives
 
 if TYPE_CHECKING:
     import torch
-
-#: Relative size of the perturbation that measures sensitivity: one unit in the last place of fp32.
-PROBE_EPS = 2.0**-23
-
 
 @dataclass(frozen=True)
 class Reference:
     """One input set with everything that results are compared with.
 
     `oracle` holds float64 (ints and bools exact), `working` the operand's dtypes, `probe` the oracle on float inputs
-    each moved by at most one fp32 ulp: how far a backward-stable computation in fp32 may stray.
+    and with results of statements each moved by at most one fp32 ulp: how far a sound computation in fp32 may stray.
     """
 
     name: str
@@ -92,8 +89,13 @@ class Examiner:
             inputs,
             interpret(self.spec, inputs),
             interpret(self.spec, inputs, "working"),
-            interpret(self.spec, perturbed(inputs, self.seed)),
+            interpret(self.spec, perturbed(inputs, self.seed), nudge=self.seed),
         )
+
+    @cached_property
+    def unrounded(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Outputs of the first input set without each rounding inside the spec (kvc.verify.roundings)."""
+        return alternatives(self.spec, self.reference(self.input_sets[0]).inputs)
 
     @cached_property
     def growth(self) -> float:
@@ -103,7 +105,7 @@ class Examiner:
         return 2.0 + 0.5 * math.sqrt(max((math.prod(self.spec.extent(a) for a in axes) for axes in inner), default=1))
 
 
-def perturbed(inputs: Mapping[str, torch.Tensor], seed: int, eps: float = PROBE_EPS) -> dict[str, torch.Tensor]:
+def perturbed(inputs: Mapping[str, torch.Tensor], seed: int, eps: float = NUDGE) -> dict[str, torch.Tensor]:
     """Float inputs in float64, each element moved by a random relative amount of at most `eps`."""
     import torch
 
@@ -112,6 +114,6 @@ def perturbed(inputs: Mapping[str, torch.Tensor], seed: int, eps: float = PROBE_
     def move(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():
             return x
-        return x.double() * (1.0 + eps * (2.0 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1.0))
+        return nudged(x.double(), generator, eps)
 
     return {name: move(x) for name, x in inputs.items()}
