@@ -1,0 +1,177 @@
+"""Training examples: prompts and answers made of verified records of the vault.
+
+A record's kernel is written again for the canonical spec by the rule that wrote it, compared with the record (same
+text but for names and numbers), lifted (kvc.model.lift) and kept with its rank among the kernels of its spec.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvc.emitter import Candidate, Emitter
+from kvc.model.prompt import GOOD, Asked, prompt
+
+COLUMNS = (
+    "spec_text", "spec_hash", "structure", "target", "arch", "numerics", "op_class", "split", "emitter", "schedule",
+    "knobs", "normalized_hash", "status", "estimate_us", "measured_us",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Example:
+    """`prompt` and `answer` are what the model reads and writes; the rest says where they come from."""
+
+    prompt: str
+    answer: str
+    target: str
+    arch: str
+    split: str
+    rank: str
+    emitter: str
+    op_class: str
+    spec_hash: str
+    structure: str
+    spec_text: str
+    knobs: str
+    witnesses: int
+    microseconds: float | None = None
+
+
+@dataclass
+class Built:
+    """What came of a set of records."""
+
+    examples: list[Example] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+
+
+@cache
+def rule(target: str, name: str) -> Emitter | None:
+    """A rule emitter of a target by name."""
+    from kvc.emitter import target as find
+
+    return next((e for e in find(target).emitters() if e.name == name), None)
+
+
+def groups(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Verified rows by spec, target, GPU and numerics, the fastest first: measured time before estimates."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["status"] == "verified":
+            found.setdefault((row["spec_hash"], row["target"], row["arch"], row["numerics"]), []).append(row)
+    for members in found.values():
+        members.sort(key=lambda r: (_time(r) is None, _time(r) or 0.0))
+    return found
+
+
+def _time(row: dict[str, Any]) -> float | None:
+    return row["measured_us"] if row["measured_us"] is not None else row["estimate_us"]
+
+
+def rank_of(row: dict[str, Any], first: dict[str, Any], is_first: bool) -> str:
+    """best, good or any (kvc.model.prompt.RANKS); without times all but the first are "any"."""
+    if is_first:
+        return "best"
+    mine, best = _time(row), _time(first)
+    return "good" if mine is not None and best and mine <= GOOD * best else "any"
+
+
+def chosen(members: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most `most` rows of a group: the best, then one of each schedule that is new, then the fastest of the rest."""
+    first, seen = [], set()
+    for row in members:
+        key = (row["emitter"], row["schedule"], row["normalized_hash"])
+        if key not in seen:
+            seen.add(key)
+            first.append(row)
+    rest = [row for row in members if not any(row is f for f in first)]
+    return [*first, *rest][:most]
+
+
+def build_group(members: Sequence[dict[str, Any]], most: int) -> Built:
+    """Examples of one spec, target and GPU."""
+    built = Built()
+    for row in chosen(members, most):
+        rank = rank_of(row, members[0], row is members[0])
+        example = example_of(row, rank, built.lost)
+        if example is not None:
+            built.examples.append(example)
+    return built
+
+
+def example_of(row: dict[str, Any], rank: str, lost: Counter[str]) -> Example | None:
+    """The example of a row; None, with the reason counted in `lost`, where the row cannot be put into a frame."""
+    from kvc.model.lift import emit, lift
+    from kvc.model.sizes import NotAFrame
+
+    emitter = rule(row["target"], row["emitter"])
+    if emitter is None:
+        lost["no rule wrote it"] += 1
+        return None
+    asked = asked_of(row)
+    knobs = tuple((name, value) for name, value in json.loads(row["knobs"]))
+    candidate = emit(asked, emitter, knobs)
+    if candidate is None or not _same(candidate, row):
+        lost["the rule writes another kernel now"] += 1
+        return None
+    try:
+        lifted = lift(candidate, emitter)
+    except NotAFrame:
+        lost["no frame gives it back"] += 1
+        return None
+    return Example(
+        prompt(asked, row["target"], rank=rank), lifted.answer, row["target"], row["arch"], row["split"], rank,
+        row["emitter"], row["op_class"], row["spec_hash"], row["structure"], row["spec_text"], row["knobs"],
+        lifted.witnesses, _time(row),
+    )  # fmt: skip
+
+
+def asked_of(row: dict[str, Any]) -> Asked:
+    """The task of a row."""
+    from kvc.arch import arch
+    from kvc.emitter import Task
+    from kvc.text import parse_kernel
+
+    return Asked(Task(parse_kernel(row["spec_text"]), arch(row["arch"]), row["numerics"]))
+
+
+def _same(candidate: Candidate, row: dict[str, Any]) -> bool:
+    from kvc.vault.normalize import normalized
+    from kvc.vault.record import digest
+
+    return digest(normalized(candidate.source, candidate.target)) == row["normalized_hash"]
+
+
+def _build(task: tuple[list[dict[str, Any]], int]) -> Built:
+    return build_group(*task)
+
+
+def build(rows: Iterable[dict[str, Any]], out: Path, most: int = 4, jobs: int = 2, known: set[str] | None = None) -> Built:
+    """Write the examples of rows to a gzipped file of JSON lines; gives the counts (examples are not kept). `known`:
+    keys of groups that are left out."""
+    total, number = Built(), 0
+    tasks = [(g, most) for key, g in groups(rows).items() if known is None or "/".join(key) not in known]
+    with gzip.open(out, "wt", encoding="utf-8") as stream, ProcessPoolExecutor(jobs) as pool:
+        for built in pool.map(_build, tasks, chunksize=8):
+            total.lost.update(built.lost)
+            for example in built.examples:
+                number += 1
+                stream.write(json.dumps(asdict(example)) + "\n")
+    total.lost["kept"] = number
+    return total
+
+
+def read(path: Path) -> Iterator[Example]:
+    """Examples of a file or of every .jsonl.gz of a folder, in order of name."""
+    for file in sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]:
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            for line in stream:
+                yield Example(**json.loads(line))

@@ -1,0 +1,299 @@
+"""From a verified candidate to the answer that a model learns: numbers become expressions over the sizes.
+
+A number of a kernel says nothing about where it comes from: 32 may be an extent, a tile or a padding. So the rule that
+wrote the kernel is asked again for the same spec with other sizes; kernels that come out alike but for their numbers
+are witnesses, and an expression has to fit at all of them. Every lifted answer is assembled again and must give the
+candidate back, token for token.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kvc.diagnostics import KvcError
+from kvc.emitter import Candidate, Emitter, Launch
+from kvc.kernel import KernelSpec, Size
+from kvc.model.frame import Frame, Run, assemble, parse
+from kvc.model.languages import Language, language, paragraphs, without_header
+from kvc.model.prompt import Asked
+from kvc.model.sizes import NotAFrame
+from kvc.model.solve import Solver, domains_of
+
+_NUMBER = re.compile(r"(?<![\w.$])\d+(?=LL\b|[^\w.]|\.(?!\d)|$)")
+_FLOAT = re.compile(r"(?<![\w.$])\d+\.?\d*(?:e[-+]?\d+)?f?(?![\w.])")
+#: A constant that has the name of a knob; it says the knob, whatever the witnesses had to tell.
+_KNOB_LINE = re.compile(r"\b([A-Z][A-Z_0-9]*) = (\d+);")
+#: What a rule may raise for sizes that contradict its spec; such a variant is no witness.
+_CONTRADICTIONS = (KvcError, ValueError, ArithmeticError, LookupError, AssertionError)
+WITNESSES, KNOB_WITNESSES = 3, 2
+
+
+@dataclass(frozen=True)
+class Witness:
+    """The same kernel at other sizes or knobs: its numbers in order, those of the launches first. `alike`: whether the
+    text is the same but for numbers; otherwise only the launches count."""
+
+    sizes: dict[str, int]
+    knobs: dict[str, int]
+    numbers: list[int]
+    alike: bool
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """An answer, and how sure it is: `witnesses` other sizes stood behind it (0: numbers are as in the source)."""
+
+    asked: Asked
+    target: str
+    frame: Frame
+    witnesses: int
+
+    @property
+    def answer(self) -> str:
+        return self.frame.text()
+
+
+def lift(candidate: Candidate, emitter: Emitter, seed: int = 0) -> Lifted:
+    """The answer of a rule's candidate for a canonical task (`Asked.canonical_task`). NotAFrame where it cannot be put
+    into a frame that gives it back."""
+    asked = Asked(candidate.task)
+    lang = language(candidate.target)
+    base = _plain(candidate, lang)
+    witnesses = list(_witnesses(candidate, emitter, base, lang, seed))
+    if any(w.alike for w in witnesses):
+        lifted = Lifted(asked, candidate.target, _lifted(base, asked, lang, witnesses), sum(w.alike for w in witnesses))
+        if is_exact(lifted, candidate):
+            return lifted
+    plain = Lifted(asked, candidate.target, _with_constants(base, asked, lang), 0)
+    if not is_exact(plain, candidate):
+        raise NotAFrame(f"{candidate.origin.emitter}: the frame does not give the candidate back")
+    return plain
+
+
+def is_exact(lifted: Lifted, candidate: Candidate) -> bool:
+    """Whether the answer's text, read back and assembled, is the candidate: same tokens, launches, scratch, knobs."""
+    from kvc.vault.normalize import tokens
+
+    try:
+        again = assemble(parse(lifted.answer), lifted.asked, lifted.target, candidate.origin)
+    except NotAFrame:
+        return False
+    if (again.launches, again.workspace, again.knobs) != (candidate.launches, candidate.workspace, candidate.knobs):
+        return False
+    return [t for _, t in tokens(again.source, lifted.target)] == [t for _, t in tokens(candidate.source, lifted.target)]
+
+
+def emit(asked: Asked, emitter: Emitter, knobs: tuple[tuple[str, int | str | bool], ...]) -> Candidate | None:
+    """What a rule writes for the canonical task under a setting; None for nothing."""
+    try:
+        return next(iter(emitter.propose(asked.canonical_task, knobs, [], 0)), None)
+    except _CONTRADICTIONS:
+        return None
+
+
+# ---------------------------------------------------------------- frames without expressions
+
+
+def _plain(candidate: Candidate, lang: Language) -> Frame:
+    """The frame of a candidate with its numbers as they are."""
+    code = lang.head_lines.sub("", without_header(candidate.source, lang.comment))
+    if lang.constant_lines is not None:
+        code = lang.constant_lines.sub("", code)
+    names, uses, parts = lang.helper_names, [], []
+    for part in paragraphs(code):
+        if part in names:
+            uses.append(names[part])
+        else:
+            parts.append(part)
+    shared = dict(_shared_options(candidate.knobs, lang))
+    runs = tuple(_run(launch, shared, candidate.task.arch.wave_size, lang) for launch in candidate.launches)
+    scratch = tuple((s.name, s.dtype, str(s.numel)) for s in candidate.workspace)
+    return Frame(candidate.schedule, candidate.knobs, scratch, runs, tuple(uses), "\n\n".join(parts))
+
+
+def _shared_options(knobs: Sequence[tuple[str, object]], lang: Language) -> Iterator[tuple[str, object]]:
+    return ((k, v) for k, v in knobs if k in lang.options)
+
+
+def _run(launch: Launch, shared: dict[str, object], wave: int, lang: Language) -> Run:
+    grid = [str(g) for g in launch.grid]
+    while len(grid) > 1 and grid[-1] == "1":
+        grid.pop()
+    own = tuple((k, v) for k, v in launch.options if shared.get(k) != v)
+    warps = dict(launch.options).get("num_warps")
+    implied = isinstance(warps, int) and launch.block == (warps * wave, 1, 1)
+    lds = str(launch.dynamic_lds) if launch.dynamic_lds else ""
+    return Run(launch.kernel, launch.args, tuple(grid), "" if implied else str(launch.block[0]), lds, own)
+
+
+# ---------------------------------------------------------------- witnesses
+
+
+def _launch_texts(frame: Frame) -> list[str]:
+    return [s[2] for s in frame.scratch] + [g for run in frame.runs for g in run.grid] + [r.block for r in frame.runs]
+
+
+def _numbers(frame: Frame) -> tuple[list[str], list[int], int]:
+    """A frame's texts without their numbers, the numbers in order, and how many of them belong to the launches."""
+    skeleton, numbers, first = [], [], 0
+    for text in [*_launch_texts(frame), frame.body]:
+        first = len(numbers)
+        skeleton.append(_NUMBER.sub("0", text))
+        numbers += [int(n) for n in _NUMBER.findall(text)]
+    return [*skeleton, repr((frame.schedule, frame.uses))], numbers, first
+
+
+def _shape(frame: Frame) -> list[object]:
+    """What two frames must share for the numbers of their launches to stand for each other."""
+    return [
+        frame.schedule,
+        [s[:2] for s in frame.scratch],
+        [(r.kernel, r.args, r.lds, len(r.grid), bool(r.block)) for r in frame.runs],
+    ]
+
+
+def _integers(knobs: Sequence[tuple[str, object]]) -> dict[str, int]:
+    return {k: v for k, v in knobs if isinstance(v, int) and not isinstance(v, bool)}
+
+
+def _witnesses(
+    candidate: Candidate, emitter: Emitter, base: Frame, lang: Language, seed: int
+) -> Iterator[Witness]:
+    """The same kernel at other sizes, so that every axis varies that can, and under other knobs."""
+    task = candidate.task
+    skeleton, shape = _numbers(base)[0], _shape(base)
+
+    def witness(spec: KernelSpec, knobs: tuple[tuple[str, int | str | bool], ...]) -> Witness | None:
+        other = emit(Asked(replace(task, spec=spec)), emitter, knobs)
+        if other is None:
+            return None
+        frame = _plain(other, lang)
+        again, numbers, _ = _numbers(frame)
+        alike = again == skeleton
+        if not alike and _shape(frame) != shape:
+            return None
+        return Witness({s.name: s.typical for s in spec.sizes}, _integers(knobs), numbers, alike)
+
+    varied: set[str] = set()
+    found = 0
+    free = [s.name for s in task.spec.sizes if s.size is not None and s.size > 1]
+    for spec, changed in _variants(task.spec, free, seed):
+        if set(changed) <= varied and (found >= WITNESSES or len(changed) == 1):
+            continue
+        made = witness(spec, candidate.knobs)
+        if made is not None and made.alike:
+            found += 1
+            varied |= set(changed)
+            yield made
+        if found >= WITNESSES and varied >= set(free):
+            break
+    yield from _other_knobs(candidate, emitter, witness, seed)
+
+
+def _other_knobs(
+    candidate: Candidate,
+    emitter: Emitter,
+    witness: Callable[[KernelSpec, tuple[tuple[str, int | str | bool], ...]], Witness | None],
+    seed: int,
+) -> Iterator[Witness]:
+    """Witnesses for the same spec under a few other settings that have the same knobs."""
+    names = [k for k, _ in candidate.knobs]
+    rng = random.Random(f"{candidate.task.spec.hash}:{candidate.knobs}:{seed}")
+    settings = [c for c in emitter.space(candidate.task).configurations if c != candidate.knobs]
+    rng.shuffle(settings)
+    found = 0
+    for knobs in settings[: 2 * KNOB_WITNESSES]:
+        made = witness(candidate.task.spec, knobs) if [k for k, _ in knobs] == names else None
+        if made is not None:
+            found += 1
+            yield made
+        if found == KNOB_WITNESSES:
+            return
+
+
+def _variants(spec: KernelSpec, free: list[str], seed: int) -> Iterator[tuple[KernelSpec, list[str]]]:
+    """The spec at other sizes: all axes by odd factors, the large ones alone, then one at a time. Odd factors keep
+    what the choice of a schedule hangs on: the powers of two that divide a size."""
+    rng = random.Random(f"{spec.hash}:{seed}")
+    for least in (2, 2, 9, 9):
+        some = [a for a in free if spec.extent(a) >= least]
+        factors = {a: rng.choice((1, 3, 5, 7)) for a in some}
+        if any(f > 1 for f in factors.values()):
+            yield _scaled(spec, factors), [a for a, f in factors.items() if f > 1]
+    for axis in free:
+        yield _scaled(spec, {axis: 3}), [axis]
+        extent = spec.extent(axis)
+        step = 2 * (extent & -extent)
+        yield _resized(spec, {axis: extent + step}), [axis]
+
+
+def _scaled(spec: KernelSpec, factors: dict[str, int]) -> KernelSpec:
+    return _resized(spec, {a: f * spec.extent(a) for a, f in factors.items()})
+
+
+def _resized(spec: KernelSpec, extents: dict[str, int]) -> KernelSpec:
+    sizes = tuple(Size(s.name, extents[s.name]) if s.name in extents else s for s in spec.sizes)
+    return replace(spec, sizes=sizes)
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def _lifted(base: Frame, asked: Asked, lang: Language, witnesses: Sequence[Witness]) -> Frame:
+    """The frame with each number that follows from sizes and knobs as an expression."""
+    _, numbers, first = _numbers(base)
+    domains, wave = domains_of(asked.spec), asked.task.arch.wave_size
+    own = Witness(asked.sizes, _integers(base.knobs), numbers, True)
+    groups = [
+        [own, *witnesses],
+        [own, *(w for w in witnesses if w.alike)],
+        [own, *(w for w in witnesses if w.alike and w.knobs == own.knobs)],
+    ]
+    groups = [g for n, g in enumerate(groups) if len(g) > 1 and g not in groups[:n]]
+    solvers = [Solver([w.sizes for w in g], domains, [w.knobs for w in g], wave) for g in groups]
+    position = iter(range(len(numbers)))
+    known: dict[tuple[tuple[int, ...], int], str | None] = {}
+
+    def expression(at: int) -> str | None:
+        for n, (group, solver) in enumerate(zip(groups, solvers, strict=True)):
+            if at >= first and not all(w.alike for w in group):
+                continue
+            key = (tuple(w.numbers[at] for w in group), n)
+            if key not in known:
+                known[key] = solver.solve(key[0], at < first)
+            if known[key] is not None:
+                return known[key]
+        return None
+
+    def replaced(found: re.Match[str]) -> str:
+        text = expression(next(position))
+        return found[0] if text is None else f"${_wrapped(text)}"
+
+    texts = [_NUMBER.sub(replaced, text) for text in [*_launch_texts(base), base.body]]
+    texts[-1] = _KNOB_LINE.sub(lambda m: f"{m[1]} = ${m[1]};" if own.knobs.get(m[1]) == int(m[2]) else m[0], texts[-1])
+    return _with_constants(_with_texts(base, texts), asked, lang)
+
+
+def _with_texts(frame: Frame, texts: list[str]) -> Frame:
+    """The frame with its texts in the order of `_launch_texts`, then the body."""
+    it = iter(texts)
+    scratch = tuple((name, dtype, next(it)) for name, dtype, _ in frame.scratch)
+    grids = [tuple(next(it) for _ in run.grid) for run in frame.runs]
+    blocks = [next(it) for _ in frame.runs]
+    runs = tuple(replace(r, grid=g, block=b) for r, g, b in zip(frame.runs, grids, blocks, strict=True))
+    return replace(frame, scratch=scratch, runs=runs, body=next(it))
+
+
+def _wrapped(expression: str) -> str:
+    """Names and single calls stand alone; everything else in parentheses."""
+    return expression if re.fullmatch(r"\w+(\([^()]*\))?", expression) else f"({expression})"
+
+
+def _with_constants(frame: Frame, asked: Asked, lang: Language) -> Frame:
+    """The frame with the long constants of the spec by name."""
+    texts = {lang.float_text(value): name for name, value in asked.constants.items()}
+    body = _FLOAT.sub(lambda m: f"${texts[m[0]]}" if m[0] in texts else m[0], frame.body)
+    return replace(frame, body=body)
