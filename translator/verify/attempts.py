@@ -68,7 +68,8 @@ def watch(channel: int, folder: str, readable: Sequence[str]) -> None:
     told: set[str] = set()
     inside = folder.rstrip("/") + "/"
     libraries = tuple(path.rstrip("/") + "/" for path in readable)
-    write, frame_of, busy = os.write, sys._getframe, []
+    write, frame_of = os.write, sys._getframe
+    busy: list[bool] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         text = _NAMES.get(event)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import stat
 import tempfile
-from typing import NoReturn
 
 from kvc.verify import linux
 from kvc.verify.sandbox import Policy, Report
@@ -29,8 +29,8 @@ class Refused(Exception):
 
 
 def enter(rules: Policy) -> Report:
-    """Confine this process. Under "namespaces" the caller goes on as process 1 of its own; the process that was started
-    waits for it and hands on its status."""
+    """Confine this process. Except under "bubblewrap" the caller goes on in a child, under "namespaces" as process 1 of
+    its own; the process that was started waits for it and hands on its status."""
     os.umask(0o077)
     refused: list[str] = []
     tries = ("namespaces", "landlock", "limits") if rules.level == "auto" else (rules.level,)
@@ -54,6 +54,8 @@ def _enter(level: str, rules: Policy, refused: list[str]) -> bool:
             _namespaces(rules)
         elif level == "landlock":
             _landlock(rules)
+        elif level == "limits":
+            _stand_aside()
         return True
     except (OSError, Refused) as error:
         refused.append(f"{level}: {error}")
@@ -98,10 +100,7 @@ def _namespaces(rules: Policy) -> None:
     """New namespaces, then a root that holds nothing but what the policy names."""
     _try_namespaces()
     _unshare()
-    child = os.fork()
-    if child:
-        _wait_for(child)
-    linux.die_with_parent(signal.SIGKILL)
+    _stand_aside()
     try:
         _new_root(rules)
     except OSError as error:
@@ -138,12 +137,23 @@ def _try_namespaces() -> None:
         raise Refused("the kernel, or the container, grants no user namespaces with mounts")
 
 
-def _wait_for(child: int) -> NoReturn:
-    """Stay behind as the process that the parent knows, holding none of its pipes."""
+def _stand_aside() -> None:
+    """Fork. The child goes on as the worker; this process stays behind as the one that the parent knows. It holds
+    nothing but the reading end of the requests: their writer's end, by whatever cause, is the end of the worker, too,
+    in the middle of a call as well. (PR_SET_PDEATHSIG would watch the parent's thread, and that one may end.)"""
+    child = os.fork()
+    if child == 0:
+        linux.die_with_parent(signal.SIGKILL)
+        return
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
+    for descriptor in (1, 2):
         os.dup2(null, descriptor)
-    linux.die_with_parent(signal.SIGKILL)
+    ended = os.pidfd_open(child)
+    events = select.poll()
+    events.register(0, 0)  # hang-up alone
+    events.register(ended, select.POLLIN)
+    events.poll()
+    os.kill(child, signal.SIGKILL)  # nothing happens to one that has ended already
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(status if status >= 0 else 128 - status)
 
@@ -225,6 +235,9 @@ def _proc() -> None:
 def _landlock(rules: Policy) -> None:
     if not rules.folder:
         raise Refused("no private folder was given")
+    if not _has_landlock():
+        raise Refused("the kernel has no Landlock")
+    _stand_aside()
     linux.no_new_privileges()
     nodes = tuple(f"/dev/{name}" for name in _NODES)
     linux.landlock((*rules.readable, "/proc"), (*nodes, *rules.devices, rules.folder))
@@ -233,6 +246,7 @@ def _landlock(rules: Policy) -> None:
 def confine_candidate(rules: Policy, report: Report) -> None:
     """Take from a candidate's process what the worker still has: signals to it and its memory, sockets, new namespaces;
     and set the limits of one candidate."""
+    linux.die_with_parent(signal.SIGKILL)
     os.setpgid(0, 0)
     limits = rules.limits
     _limit(resource.RLIMIT_AS, limits.memory)

@@ -51,7 +51,19 @@ _SYSTEM = (
 )  # fmt: skip
 #: What a GPU's runtime reads beside its device nodes.
 _SYSTEM_OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/run/nvidia*")
-_PACKAGES = ("kvc", "numpy", "triton", "torch", "clang", "ziglang", "lark", "nvidia")
+_PACKAGES = (
+    "kvc",
+    "kvc.frontends",
+    "kvc.backends",
+    "kvc.simulator",
+    "numpy",
+    "triton",
+    "torch",
+    "clang",
+    "ziglang",
+    "lark",
+    "nvidia",
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,10 @@ def _import_roots() -> Iterator[str]:
         except ModuleNotFoundError:
             continue
         if spec is not None:
-            yield from spec.submodule_search_locations or ([spec.origin] if spec.origin else [])
+            for place in spec.submodule_search_locations or ([spec.origin] if spec.origin else []):
+                yield place
+                # A strict editable install is a folder of links into the sources.
+                yield os.path.dirname(os.path.realpath(os.path.join(place, "__init__.py")))
 
 
 def _python_path() -> list[str]:
@@ -211,7 +226,7 @@ def command(rules: Policy) -> list[str]:
 def _bubblewrap_prefix(rules: Policy) -> list[str]:
     found = _bubblewrap()
     assert found is not None  # `policy` asks for it only where it is
-    words = [found, "--unshare-all", "--as-pid-1", "--die-with-parent", "--cap-drop", "ALL", "--proc", "/proc"]
+    words = [found, "--unshare-all", "--as-pid-1", "--cap-drop", "ALL", "--proc", "/proc"]
     words += ["--dev", "/dev"]
     for path in rules.readable:
         if os.path.islink(path):
