@@ -225,6 +225,10 @@ def reference_of(task: dict[str, Any], seed: int) -> Reference:
 
         number = int(task["program"])
         return Reference("random", f"program {number} of seed {seed}", "Apache-2.0", program(number, seed))
+    if "library" in task:
+        from kvc.vault.sources import library
+
+        return library.reference(task)
     return Reference(**task["reference"])
 
 
