@@ -115,17 +115,32 @@ class _Reader:
         self.block = 0
         self.seen: set[int] = set()  # sectors that the block has asked for
         self.merged: dict[tuple[str, str, int], frozenset[int]] = {}  # words of LDS that one access will fetch
+        self.pending: list[tuple[str, int]] = []  # forward branches on data: their labels, and where they stand
+        self.optional: list[tuple[int, int]] = []  # what they may leave out
         for number, line in enumerate(lines):
             self._line(number, line)
+        self._forget_repairs()
+
+    def _forget_repairs(self) -> None:
+        """Drop what is run for unusual data only: a part without matrix instructions that a branch on data leaves out,
+        in a kernel that has some (the exact product of a tile that holds inf or NaN)."""
+        for first, last in self.optional:
+            outside = (*self.found[:first], *self.found[last:])
+            if any(i.kind == "matrix" for i in outside) and all(i.kind != "matrix" for i in self.found[first:last]):
+                self.found[first:last] = [_repeated(i, 0.0) for i in self.found[first:last]]
 
     def _line(self, number: int, line: Line) -> None:
         if line.label:
             self.starts[line.label] = (len(self.found), number)
+            self.optional += [(first, len(self.found)) for label, first in self.pending if label == line.label]
             self._next_block()
             return
         if line.opcode.startswith("bra"):
-            if line.operands and line.operands[-1] in self.starts:
-                self._close(line.operands[-1], line.guard, number)
+            label = line.operands[-1]
+            if label in self.starts:
+                self._close(label, line.guard, number)
+            elif not line.guard or self.registers.guard(line.guard) is None:
+                self.pending.append((label, len(self.found)))
             self._next_block()
             return
         self._classify(line.guard, line.opcode, line.operands)

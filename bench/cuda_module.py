@@ -81,6 +81,7 @@ def module_on_cuda(folder: Path, done: Translation, loaded: Loaded) -> Iterator[
     from kvc.verify.model import written_module
 
     folder.mkdir()
+    assert done.captured is not None
     interface = interface_of(done.captured, loaded.name, "", loaded.init)
     constants = {name: t.cpu() for name, t in stored_constants(done.captured).items()}
     write_files(folder, done, interface, constants)

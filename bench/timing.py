@@ -4,10 +4,7 @@ torch.compile, interleaved in one process on the same inputs, and the outputs co
 from __future__ import annotations
 
 import gc
-import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvc.bench.criterion import compare
@@ -15,6 +12,7 @@ from kvc.bench.cuda_module import device_row, module_on_cuda, translation
 from kvc.bench.stages import Work, check_reference, conclude, inputs_of
 from kvc.diagnostics import KvcError
 from kvc.emitter import target as find_target
+from kvc.timing import interleave, summary
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +80,7 @@ def _times(original: torch.nn.Module, ours: torch.nn.Module, inputs: list[Any]) 
         failed = ""
         calls["compile"] = lambda: compiled(*inputs)
     samples = interleaved(calls)
-    times: dict[str, Any] = {name: _statistics(ms) for name, ms in samples.items()}
+    times: dict[str, Any] = {name: summary(ms) for name, ms in samples.items()}
     for name, call in calls.items():
         times[name]["launches"] = launches(call)
     if failed:
@@ -113,31 +111,17 @@ def interleaved(calls: dict[str, Call]) -> dict[str, list[float]]:
         for call in calls.values():
             call()
     torch.cuda.synchronize()
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    started = time.monotonic()
-    least, most = ROUNDS
-    for n in range(most):
-        if n >= least and time.monotonic() - started > BUDGET_S:
-            break
-        order = list(calls) if n % 2 == 0 else list(calls)[::-1]
-        for name in order:
-            flush.zero_()
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            result = calls[name]()
-            stop.record()
-            torch.cuda.synchronize()
-            samples[name].append(start.elapsed_time(stop))
-            del result
+
+    def sample(name: str) -> float:
+        flush.zero_()
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        result = calls[name]()
+        stop.record()
+        torch.cuda.synchronize()
+        del result
+        return float(start.elapsed_time(stop))
+
+    samples = interleave(list(calls), sample, *ROUNDS, BUDGET_S)
     gc.collect()
     return samples
-
-
-def _statistics(ms: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(ms)
-    return {
-        "median_ms": statistics.median(ordered),
-        "min_ms": ordered[0],
-        "p90_ms": ordered[min(math.ceil(0.9 * len(ordered)) - 1, len(ordered) - 1)],
-        "rounds": len(ordered),
-    }

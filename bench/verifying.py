@@ -98,6 +98,7 @@ def assembled(work: Work, done: Translation, name: str, init: Any, bench: Bench)
     from kvc.whole import model_reference
 
     captured, out = done.captured, work.folder / "out"
+    assert captured is not None
     with work.timed("model"):
         interface = interface_of(captured, name, "", init)
         references = [model_reference(captured, done.plan, work.job["seed"])]

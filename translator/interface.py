@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kvc.diagnostics import KvcError
-from kvc.dtypes import from_torch
+from kvc.dtypes import dtype, from_torch
 from kvc.graph import Ref, TensorType
 from kvc.module_source import Interface, StateEntry, state_name
 
@@ -231,3 +232,35 @@ def stored_constants(captured: Captured) -> dict[str, torch.Tensor]:
     volatile = {n: b.detach() for n, b in module.named_buffers(remove_duplicate=False) if n not in saved}
     lifted = {state_name(i): captured.state[i.name] for i in captured.graph.inputs if i.kind == "const"}
     return {**volatile, **lifted}
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def interface_to_json(interface: Interface) -> dict[str, Any]:
+    """The interface for kvc.lock, from which module.py can be written again. `call` stands in the lock itself."""
+    data = asdict(interface)
+    data.pop("call")
+    data["state"] = [
+        {"name": e.name, "kind": e.kind, "dtype": e.type.dtype.name, "shape": e.type.shape, "strides": e.type.strides}
+        for e in interface.state
+    ]
+    return data
+
+
+def interface_from_json(data: Mapping[str, Any], call: Mapping[str, Any]) -> Interface:
+    """The interface that `interface_to_json` wrote."""
+    state = tuple(
+        StateEntry(e["name"], TensorType(dtype(e["dtype"]), tuple(e["shape"]), tuple(e["strides"])), e["kind"])
+        for e in data["state"]
+    )
+    record = data["init_record"]
+    return Interface(
+        **{
+            **data,
+            "state": state,
+            "init_record": (record[0], record[1]) if record else None,
+            "checks": tuple((expression, literal) for expression, literal in data["checks"]),
+            "call": call,
+        }
+    )

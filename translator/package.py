@@ -237,6 +237,7 @@ def fallback_record(step: Fallback) -> dict[str, Any]:
 def lock_of(translation: Translation, interface: Interface, stage: Path) -> dict[str, Any]:
     """The content of kvc.lock: deterministic, so neither times nor paths of this machine."""
     import torch
+    from kvc.interface import interface_to_json
 
     files = kernel_files(translation)
     records = [kernel_record(translation, i, file, stage) for i, file in enumerate(files)]
@@ -256,6 +257,7 @@ def lock_of(translation: Translation, interface: Interface, stage: Path) -> dict
             "mode": interface.mode,
             "dtype": interface.dtype,
             "call": dict(interface.call),
+            "interface": interface_to_json(interface),
             "end_to_end": [
                 {**e.to_json(), "errors": [_error_json(error) for error in e.errors]} for e in translation.evidence
             ],
@@ -366,13 +368,15 @@ def measurements_of(translation: Translation) -> dict[str, Any]:
     """What was measured on this machine: times, counters, estimates. Not deterministic, hence not in the lock."""
     from kvc.estimate import estimate
 
-    kernels = {}
+    kernels: dict[str, dict[str, Any]] = {}
     for file, artifact in zip(kernel_files(translation), translation.artifacts, strict=True):
         evidence = artifact.verified.evidence
         kernels[file.name] = {
             "counters": evidence.counters,
             "estimate": estimate(artifact.candidate.task.spec, translation.arch, evidence.counters),
         }
+        if file.name in translation.tuning:
+            kernels[file.name]["tuning"] = dict(translation.tuning[file.name])
     return {"seconds": {k: round(v, 3) for k, v in translation.seconds.items()}, "kernels": kernels}
 
 

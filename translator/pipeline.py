@@ -71,7 +71,7 @@ class Attempt:
 class Translation:
     """A model with a verified artifact for each distinct kernel (`artifacts[i]` belongs to `plan.kernels[i]`)."""
 
-    captured: Captured
+    captured: Captured | None  # None where it was read back from a written folder
     plan: Plan
     target: Target
     arch: ArchSpec
@@ -80,6 +80,7 @@ class Translation:
     attempts: tuple[tuple[Attempt, ...], ...] = ()
     evidence: tuple[ModelEvidence, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    tuning: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kernel name: what kvc.autotune tried
 
     @property
     def origins(self) -> tuple[tuple[str, ...], ...]:
@@ -127,7 +128,7 @@ def solve(
             attempts.append(Attempt(emitter.name, "", None, f"no setting of its knobs fits {task.arch.name}"))
             continue
         for candidate in emitter.propose(task, space.default, history, bench.seed):
-            verdict, cached = _verdict(candidate, target, bench, store, examiner)
+            verdict, cached = verdict_of(candidate, target, bench, store, examiner)
             history.append((candidate, verdict))
             attempts.append(Attempt(emitter.name, candidate.schedule, verdict, cached=cached))
             if isinstance(verdict, Verified):
@@ -135,9 +136,10 @@ def solve(
     return None, attempts
 
 
-def _verdict(
+def verdict_of(
     candidate: Candidate, target: Target, bench: Bench, store: Store | None, examiner: Examiner
 ) -> tuple[Verdict, bool]:
+    """The verdict on a candidate, and whether it came from the store."""
     if store is None:
         return judge(candidate, bench, examiner), False
     key = key_of(candidate, target, bench.executor, bench.seed)
