@@ -88,6 +88,9 @@ def translate(
     seed: SeedOpt = 0,
     jobs: JobsOpt = 2,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Judge every kernel again.")] = False,
+    budget: Annotated[
+        str, typer.Option("--budget", help="What tuning may cost: 0, 30s, 10m, 2h or 200t (trials); see kvc tune.")
+    ] = "0",
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
@@ -113,6 +116,7 @@ def translate(
         seed=seed,
         jobs=jobs,
         use_cache=not no_cache,
+        budget=budget,
     )
     console = console_for(as_json, quiet, verbose)
     summary = run_translate(request, console)
@@ -273,7 +277,11 @@ def doctor(as_json: JsonOpt = False) -> None:
 cli_folder.register(app)
 
 for entry in sorted(entry_points(group="kvc.commands"), key=lambda e: e.name):
-    app.add_typer(entry.load(), name=entry.name)
+    command = entry.load()
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=entry.name)
+    else:
+        app.command(entry.name)(command)
 
 
 def _internal_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:

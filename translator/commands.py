@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class TranslateRequest:
     seed: int
     jobs: int
     use_cache: bool
+    budget: str = "0"
 
 
 def check_dtype(name: str | None) -> str | None:
@@ -100,6 +101,7 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
         captured, init = captured_model(request.model, request.mode, request.dtype)
         bench = Bench(pool, executor, request.seed)
         done = translate(captured, target, row, options, bench=bench, store=store, listen=console.listen)
+        done = _tuned(done, request, bench, store, console)
         interface = interface_of(captured, Path(request.model).name, request.dtype or "", init)
         references = [model_reference(captured, done.plan, request.seed)]
         done = write(out, done, interface, stored_constants(captured), references, bench, console.listen)
@@ -107,6 +109,24 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
     summary["arena_bytes"] = memory_plan(done.plan).nbytes
     console.say(text_of(summary))
     return summary
+
+
+def _tuned(
+    done: Translation, request: TranslateRequest, bench: Bench, store: Store | None, console: Console
+) -> Translation:
+    """`--budget`: the kernels that take most time, tuned before they are written; what `kvc tune` does."""
+    from kvc.autotune.budget import Budget
+
+    budget = Budget.parse(request.budget)
+    if budget.is_nothing:
+        return done
+    from kvc.autotune.folder import Request, settings_for, tune_translation
+
+    started = time.monotonic()
+    given = Request(Path(), budget=budget, jobs=request.jobs)
+    with settings_for(given, bench, done.arch.name, store, console.listen) as settings:
+        tuned, _ = tune_translation(done, settings)
+    return replace(tuned, seconds={**tuned.seconds, "tune": time.monotonic() - started})
 
 
 def summary_of(done: Translation, out: Path, seconds: float) -> dict[str, Any]:
