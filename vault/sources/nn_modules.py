@@ -52,52 +52,179 @@ _ACTIVATIONS = """
 
 ROWS: list[Row] = [
     *_rows(_ACTIVATIONS, (_X3,)),
-    *_rows("Softmax(dim=-1)\nSoftmin(dim=1)\nLogSoftmax(dim=-1)\nGLU(dim=1)", (_X3,)),
+    *_rows(
+        """
+        Softmax(dim=-1)
+        Softmin(dim=1)
+        LogSoftmax(dim=-1)
+        GLU(dim=1)
+        """,
+        (_X3,),
+    ),
     *_rows("Softmax2d()", (_X4,)),
     *_rows("Linear({c}, {o})\nLinear({c}, {o}, bias=False)", (_SEQ,)),
     *_rows("Bilinear({c}, {c}, {k})", (_X2, _X2)),
     *_rows(
-        "Conv1d({c}, {o}, {k}, padding={k} // 2)\nConv1d({c}, {c}, 3, groups={c})\nConv1d({c}, {o}, 4, stride=2)\n"
-        "ConvTranspose1d({c}, 6, 4, stride=2, padding=1)\nConv1d({c}, 8, 3, dilation=2, padding_mode='circular', padding=1)",
+        """
+        Conv1d({c}, {o}, {k}, padding={k} // 2)
+        Conv1d({c}, {c}, 3, groups={c})
+        Conv1d({c}, {o}, 4, stride=2)
+        ConvTranspose1d({c}, 6, 4, stride=2, padding=1)
+        Conv1d({c}, 8, 3, dilation=2, padding_mode='circular', padding=1)
+        """,
         (_X3,),
     ),
     *_rows(
-        "Conv2d({c}, {o}, 1)\nConv2d({c}, 8, {k}, padding={k} // 2, bias=False)\nConv2d({c}, {c}, 3, groups={c}, padding=1)\n"
-        "Conv2d({c}, 8, 3, stride=2)\nConv2d({c}, 8, 3, dilation=2)\nConv2d({c}, 8, (1, 3), padding=(0, 1), groups=2)\n"
-        "ConvTranspose2d({c}, 6, 2, stride=2)\nConvTranspose2d({c}, 5, 3, padding=1)",
+        """
+        Conv2d({c}, {o}, 1)
+        Conv2d({c}, 8, {k}, padding={k} // 2, bias=False)
+        Conv2d({c}, {c}, 3, groups={c}, padding=1)
+        Conv2d({c}, 8, 3, stride=2)
+        Conv2d({c}, 8, 3, dilation=2)
+        Conv2d({c}, 8, (1, 3), padding=(0, 1), groups=2)
+        ConvTranspose2d({c}, 6, 2, stride=2)
+        ConvTranspose2d({c}, 5, 3, padding=1)
+        """,
         (_X4,),
     ),
-    *_rows("Conv3d({c}, 4, 3, padding=1)\nConv3d({c}, 6, (1, 3, 3))\nConvTranspose3d({c}, 3, 2, stride=2)", (_X5,)),
-    *_rows("MaxPool1d(3, stride=2)\nAvgPool1d(3, stride=1, padding=1)\nAdaptiveAvgPool1d(5)\nLPPool1d(2, 3)", (_X3,)),
     *_rows(
-        "MaxPool2d(2)\nMaxPool2d(3, stride=2, padding=1)\nAvgPool2d(3, stride=2, ceil_mode=True)\nAdaptiveAvgPool2d(1)\n"
-        "AdaptiveAvgPool2d((3, 2))\nAdaptiveMaxPool2d(2)\nLPPool2d(2, 2)\nPixelShuffle(2)\nPixelUnshuffle(1)\nZeroPad2d(2)\n"
-        "ReflectionPad2d(1)\nReplicationPad2d(2)\nConstantPad2d((1, 2, 0, 1), 0.5)\nCircularPad2d(1)\nUnfold(3, padding=1)\n"
-        "Upsample(scale_factor=2)\nUpsample(scale_factor=2, mode='bilinear')\nUpsample(size=(9, 7), mode='bilinear', "
-        "align_corners=True)\nUpsample(scale_factor=2, mode='bicubic')\nChannelShuffle(2)\nFlatten()\nFlatten(2)\n"
-        "LocalResponseNorm(3)",
+        """
+        Conv3d({c}, 4, 3, padding=1)
+        Conv3d({c}, 6, (1, 3, 3))
+        ConvTranspose3d({c}, 3, 2, stride=2)
+        """,
+        (_X5,),
+    ),
+    *_rows(
+        """
+        MaxPool1d(3, stride=2)
+        AvgPool1d(3, stride=1, padding=1)
+        AdaptiveAvgPool1d(5)
+        LPPool1d(2, 3)
+        """,
+        (_X3,),
+    ),
+    *_rows(
+        """
+        MaxPool2d(2)
+        MaxPool2d(3, stride=2, padding=1)
+        AvgPool2d(3, stride=2, ceil_mode=True)
+        AdaptiveAvgPool2d(1)
+        AdaptiveAvgPool2d((3, 2))
+        AdaptiveMaxPool2d(2)
+        LPPool2d(2, 2)
+        PixelShuffle(2)
+        PixelUnshuffle(1)
+        ZeroPad2d(2)
+        ReflectionPad2d(1)
+        ReplicationPad2d(2)
+        ConstantPad2d((1, 2, 0, 1), 0.5)
+        CircularPad2d(1)
+        Unfold(3, padding=1)
+        Upsample(scale_factor=2)
+        Upsample(scale_factor=2, mode='bilinear')
+        Upsample(size=(9, 7), mode='bilinear', align_corners=True)
+        Upsample(scale_factor=2, mode='bicubic')
+        ChannelShuffle(2)
+        Flatten()
+        Flatten(2)
+        LocalResponseNorm(3)
+        """,
         (_X4,),
     ),
-    *_rows("MaxPool3d(2)\nAvgPool3d(2)\nAdaptiveAvgPool3d(2)\nConstantPad3d(1, 0.0)", (_X5,)),
-    *_rows("ReflectionPad1d(2)\nReplicationPad1d((1, 3))\nConstantPad1d(2, -0.5)", (_X3,)),
-    *_rows("BatchNorm1d({c})\nInstanceNorm1d({c}, affine=True)\nGroupNorm(4, {c})", (_X3,), ("eval", "train")),
-    *_rows("BatchNorm2d({c})\nGroupNorm(2, {c})\nInstanceNorm2d({c})", (_X4,), ("eval", "train")),
+    *_rows(
+        """
+        MaxPool3d(2)
+        AvgPool3d(2)
+        AdaptiveAvgPool3d(2)
+        ConstantPad3d(1, 0.0)
+        """,
+        (_X5,),
+    ),
+    *_rows(
+        """
+        ReflectionPad1d(2)
+        ReplicationPad1d((1, 3))
+        ConstantPad1d(2, -0.5)
+        """,
+        (_X3,),
+    ),
+    *_rows(
+        """
+        BatchNorm1d({c})
+        InstanceNorm1d({c}, affine=True)
+        GroupNorm(4, {c})
+        """,
+        (_X3,), ("eval", "train"),
+    ),
+    *_rows(
+        """
+        BatchNorm2d({c})
+        GroupNorm(2, {c})
+        InstanceNorm2d({c})
+        """,
+        (_X4,), ("eval", "train"),
+    ),
     *_rows("BatchNorm3d({c})", (_X5,), ("eval", "train")),
-    *_rows("LayerNorm({c})\nLayerNorm({c}, bias=False)\nLayerNorm(({l}, {c}))\nRMSNorm({c})", (_SEQ,)),
+    *_rows(
+        """
+        LayerNorm({c})
+        LayerNorm({c}, bias=False)
+        LayerNorm(({l}, {c}))
+        RMSNorm({c})
+        """,
+        (_SEQ,),
+    ),
     *_rows("Embedding({v}, {c})\nEmbedding({v}, {c}, padding_idx=0)", ("index:({n}, {l})",)),
     *_rows("EmbeddingBag({v}, {c}, mode='mean')\nEmbeddingBag({v}, {c}, mode='sum')", ("index:({n}, {l})",)),
-    *_rows("LSTM({c}, {k}, batch_first=True)\nGRU({c}, {k}, batch_first=True)\nRNN({c}, {k}, batch_first=True)", (_SEQ,)),
-    *_rows("LSTMCell({c}, {k})\nGRUCell({c}, {k})\nRNNCell({c}, {k})", (_X2,)),
     *_rows(
-        "MSELoss()\nL1Loss()\nSmoothL1Loss()\nHuberLoss(delta=0.7)\nKLDivLoss(reduction='batchmean')\nPoissonNLLLoss()\n"
-        "SoftMarginLoss()\nCosineSimilarity(dim=1)\nPairwiseDistance()\nBCEWithLogitsLoss()\nMSELoss(reduction='none')",
+        """
+        LSTM({c}, {k}, batch_first=True)
+        GRU({c}, {k}, batch_first=True)
+        RNN({c}, {k}, batch_first=True)
+        """,
+        (_SEQ,),
+    ),
+    *_rows(
+        """
+        LSTMCell({c}, {k})
+        GRUCell({c}, {k})
+        RNNCell({c}, {k})
+        """,
+        (_X2,),
+    ),
+    *_rows(
+        """
+        MSELoss()
+        L1Loss()
+        SmoothL1Loss()
+        HuberLoss(delta=0.7)
+        KLDivLoss(reduction='batchmean')
+        PoissonNLLLoss()
+        SoftMarginLoss()
+        CosineSimilarity(dim=1)
+        PairwiseDistance()
+        BCEWithLogitsLoss()
+        MSELoss(reduction='none')
+        """,
         (_X2, _X2),
     ),
     *_rows("TripletMarginLoss()\nTripletMarginWithDistanceLoss()", (_X2, _X2, _X2)),
-    *_rows("CrossEntropyLoss()\nNLLLoss()\nMultiMarginLoss()\nCrossEntropyLoss(label_smoothing=0.1)", (_X2, "target:({n},)")),
     *_rows(
-        "TransformerEncoderLayer({c}, 2, {o}, batch_first=True)\nMultiheadAttention({c}, 4, batch_first=True)\n"
-        "TransformerEncoderLayer({c}, 4, {o}, batch_first=True, norm_first=True, activation='gelu')",
+        """
+        CrossEntropyLoss()
+        NLLLoss()
+        MultiMarginLoss()
+        CrossEntropyLoss(label_smoothing=0.1)
+        """,
+        (_X2, "target:({n},)"),
+    ),
+    *_rows(
+        """
+        TransformerEncoderLayer({c}, 2, {o}, batch_first=True)
+        MultiheadAttention({c}, 4, batch_first=True)
+        TransformerEncoderLayer({c}, 4, {o}, batch_first=True, norm_first=True, activation='gelu')
+        """,
         (_SEQ,),
     ),
     *_rows("TransformerDecoderLayer({c}, 4, {o}, batch_first=True)", (_SEQ, _SEQ)),

@@ -32,6 +32,9 @@ TORCHVISION: dict[str, str] = {
     "alexnet": "m.AlexNet(num_classes=10)",
 }
 
+_SMALL_VIT = "img_size={side}, patch_size=8, embed_dim=48, depth=1, num_heads=4"
+_SMALL_MLP = "img_size={side}, patch_size=8, embed_dim=48, num_blocks=1"
+
 #: timm's own tiny models for tests, and families that take their sizes as arguments.
 TIMM: dict[str, str] = {
     "test_vit": "timm.create_model('test_vit')",
@@ -48,12 +51,12 @@ TIMM: dict[str, str] = {
     "test_convnext2": "timm.create_model('test_convnext2')",
     "test_convnext3": "timm.create_model('test_convnext3')",
     "test_nfnet": "timm.create_model('test_nfnet')",
-    "mixer": "timm.create_model('mixer_s16_224', img_size={side}, patch_size=8, embed_dim=48, num_blocks=1)",
-    "resmlp": "timm.create_model('resmlp_12_224', img_size={side}, patch_size=8, embed_dim=48, num_blocks=1)",
-    "gmlp": "timm.create_model('gmlp_ti16_224', img_size={side}, patch_size=8, embed_dim=48, num_blocks=1)",
-    "deit": "timm.create_model('deit3_small_patch16_224', img_size={side}, patch_size=8, embed_dim=48, depth=1, num_heads=4)",
-    "beit": "timm.create_model('beit_base_patch16_224', img_size={side}, patch_size=8, embed_dim=48, depth=1, num_heads=4)",
-    "eva": "timm.create_model('eva02_tiny_patch14_224', img_size={side}, patch_size=8, embed_dim=48, depth=1, num_heads=4)",
+    "mixer": "timm.create_model('mixer_s16_224', " + _SMALL_MLP + ")",
+    "resmlp": "timm.create_model('resmlp_12_224', " + _SMALL_MLP + ")",
+    "gmlp": "timm.create_model('gmlp_ti16_224', " + _SMALL_MLP + ")",
+    "deit": "timm.create_model('deit3_small_patch16_224', " + _SMALL_VIT + ")",
+    "beit": "timm.create_model('beit_base_patch16_224', " + _SMALL_VIT + ")",
+    "eva": "timm.create_model('eva02_tiny_patch14_224', " + _SMALL_VIT + ")",
     "xcit": "timm.create_model('xcit_nano_12_p8_224', embed_dim=48, depth=1, num_heads=4)",
     "poolformer": "timm.create_model('poolformer_s12', layers=(1, 1, 1, 1), embed_dims=(16, 24, 32, 48))",
     "pvt": "timm.create_model('pvt_v2_b0', depths=(1, 1, 1, 1), embed_dims=(16, 24, 32, 48))",
