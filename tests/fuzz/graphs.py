@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ from kvc.ops import OpDef, Sample, op_table
 from kvc.verify.judge import Bench
 from kvc.verify.pool import WorkerPool
 
+from tests.adversarial.local import LocalPool
 from tests.optable.harness import is_tensor
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65)
@@ -346,31 +347,45 @@ class Result:
 _UNSUPPORTED = frozenset({"KVC0201", "KVC0202", "KVC0203"})
 
 
-def check(seed: int, target: str, arch: str, pool: WorkerPool) -> Result:
-    """Generate, capture, translate, write and verify one graph."""
+def check(seed: int, targets: Sequence[str], arch: str, pool: Any = None) -> list[Result]:
+    """Generate and capture one graph; translate, write and verify it for each target, by default without processes."""
     program, inputs = generate(seed)
-    ops = tuple(s.call.removeprefix("ops.aten.") for s in program.steps)
-    try:
-        fallbacks = _translate(program, inputs, target, arch, pool)
-    except KvcError as error:
-        status = "unsupported" if error.code in _UNSUPPORTED else "rejected"
-        message = error.diagnostic.message
-        return Result(seed, target, status, f"{error.code} {_general(message)}", str(error)[:600], ops)
-    except Exception as error:  # the class of failure that this program looks for
-        where = [f for f in traceback.extract_tb(error.__traceback__) if "torch" not in f.filename][-1]
-        what = f"{type(error).__name__} in {Path(where.filename).name}:{where.name}: {_general(str(error))}"
-        return Result(seed, target, "crash", what[:160], "".join(traceback.format_exception(error))[-1500:], ops)
-    return Result(seed, target, "ok", f"fallbacks {fallbacks}" if fallbacks else "", "", ops)
+    ops = tuple(map(str, program.steps))
+    pool = pool or LocalPool(patient=True)
+    captured: list[Any] = []
+
+    def attempt(target: str) -> Result:
+        try:
+            if not captured:
+                captured.append(_capture(program, inputs))
+            fallbacks = _translate(captured[0], target, arch, pool)
+        except KvcError as error:
+            status = "unsupported" if error.code in _UNSUPPORTED else "rejected"
+            message = error.diagnostic.message
+            return Result(seed, target, status, f"{error.code} {_general(message)}", str(error)[:600], ops)
+        except Exception as error:  # the class of failure that this program looks for
+            where = [f for f in traceback.extract_tb(error.__traceback__) if "torch" not in f.filename][-1]
+            what = f"{type(error).__name__} in {Path(where.filename).name}:{where.name}: {_general(str(error))}"
+            detail = "".join(traceback.format_exception(error))[-1500:]
+            return Result(seed, target, "crash", what[:160], detail, ops)
+        return Result(seed, target, "ok", f"fallbacks {fallbacks}" if fallbacks else "", "", ops)
+
+    return [attempt(target) for target in targets]
 
 
-def _translate(program: Program, inputs: tuple[torch.Tensor, ...], target: str, arch: str, pool: WorkerPool) -> str:
+def _capture(program: Program, inputs: tuple[torch.Tensor, ...]) -> Any:
     from kvc.frontends.fx.capture import capture
+
+    return capture(program, inputs)
+
+
+def _translate(captured: Any, target: str, arch: str, pool: Any) -> str:
+    """The operators that would run eagerly; raises for whatever does not verify."""
     from kvc.interface import interface_of, stored_constants
     from kvc.package import write
     from kvc.pipeline import Options, translate
     from kvc.whole import model_reference
 
-    captured = capture(program, inputs)
     bench = Bench(pool, "sim", 0)
     done = translate(captured, find_target(target), arch_row(arch), Options("sim", jobs=1), bench=bench)
     with tempfile.TemporaryDirectory(prefix="kvc-fuzz-") as folder:
@@ -407,26 +422,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
     parser.add_argument("--target", default="hip,triton")
     parser.add_argument("--arch", default="gfx942")
+    parser.add_argument("--workers", action="store_true", help="compile and run in confined workers, as kvc does")
     parser.add_argument("--out", type=Path, help="append every result here, one JSON line each")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [given.seed] if given.seed is not None else range(given.start, given.start + given.count)
     ends = time.monotonic() + given.seconds
     results = []
-    with WorkerPool(1, 120.0) as pool:
+    with WorkerPool(1, 120.0) as workers:
         for seed in seeds:
             if given.seed is not None:
                 program, inputs = generate(seed)
                 print(*(f"input v{n}: {x.dtype} {list(x.shape)} {x.stride()}" for n, x in enumerate(inputs)), sep="\n")
                 print(*program.steps, f"-> {program.outputs}", sep="\n")
-            for target in given.target.split(","):
-                result = check(seed, target, given.arch, pool)
-                results.append(result)
-                if given.out:
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(vars(result)) + "\n")
-                if given.seed is not None:
-                    print(f"{target}: {result.status} {result.what}\n{result.detail}")
+            fresh = check(seed, given.target.split(","), given.arch, workers if given.workers else None)
+            results += fresh
+            if given.out:
+                with given.out.open("a") as file:
+                    file.writelines(json.dumps(vars(result)) + "\n" for result in fresh)
+            if given.seed is not None:
+                print(*(f"{r.target}: {r.status} {r.what}\n{r.detail}" for r in fresh), sep="\n")
             if time.monotonic() > ends:
                 break
     print(report(results))

@@ -141,21 +141,25 @@ def _stand_aside() -> None:
     """Fork. The child goes on as the worker; this process stays behind as the one that the parent knows. It holds
     nothing but the reading end of the requests: their writer's end, by whatever cause, is the end of the worker, too,
     in the middle of a call as well. (PR_SET_PDEATHSIG would watch the parent's thread, and that one may end.)"""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # before the child exchanges the root of both
     child = os.fork()
     if child == 0:
+        os.close(null)
         linux.die_with_parent(signal.SIGKILL)
         return
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
-    ended = os.pidfd_open(child)
-    events = select.poll()
-    events.register(0, 0)  # hang-up alone
-    events.register(ended, select.POLLIN)
-    events.poll()
-    os.kill(child, signal.SIGKILL)  # nothing happens to one that has ended already
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os._exit(status if status >= 0 else 128 - status)
+    status = 72
+    try:
+        for descriptor in (1, 2):
+            os.dup2(null, descriptor)
+        ended = os.pidfd_open(child)
+        events = select.poll()
+        events.register(0, 0)  # hang-up alone
+        events.register(ended, select.POLLIN)
+        events.poll()
+        os.kill(child, signal.SIGKILL)  # nothing happens to one that has ended already
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:  # this process was never confined: it must not go on as a worker
+        os._exit(status if status >= 0 else 128 - status)
 
 
 def _write(path: str, text: str) -> None:
@@ -172,7 +176,8 @@ def _new_root(rules: Policy) -> None:
     os.mkdir("/tmp/new", 0o755)
     linux.pivot_root("/tmp", "/tmp/old")
     os.chdir("/")
-    for path in rules.readable:
+    _tmpfs(f"/new{PRIVATE}", rules.limits.disk, linux.MS_NOEXEC)
+    for path in rules.readable:  # some may lie below the private folder's name
         _bind(path, sources[path], linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV)
     _tmpfs("/new/dev", 1 << 20)
     for node in (*(f"/dev/{name}" for name in _NODES), *rules.devices):
@@ -180,7 +185,6 @@ def _new_root(rules: Policy) -> None:
     _tmpfs("/new/dev/shm", _SHARED_MEMORY)
     os.symlink("/proc/self/fd", "/new/dev/fd")
     _proc()
-    _tmpfs(f"/new{PRIVATE}", rules.limits.disk, linux.MS_NOEXEC)
     linux.mount("/new", "/new", None, linux.MS_BIND | linux.MS_REC)
     linux.detach("/old")
     os.chdir("/new")

@@ -168,7 +168,8 @@ class _Watch:
         status = self._wait(stopped)
         for descriptor, kept, most in ((log, last, 1 << 16), (tried, seen, _TRIED_KEPT)):
             kept += _rest(descriptor, most)
-        lines = bytes(seen[:_TRIED_KEPT]).decode(errors="replace").splitlines()
+        said = bytes(seen[:_TRIED_KEPT]).decode(errors="replace").splitlines()  # whatever the candidate wrote there
+        lines = ["".join(c if c.isprintable() else "?" for c in line)[:200] for line in said]
         log_text = bytes(last[-_LOG_KEPT:]).decode(errors="replace")
         return Outcome(bytes(answer), status, stopped, tuple(dict.fromkeys(lines)), log_text)
 
@@ -232,9 +233,13 @@ def _empty(folder: str, rules: Policy) -> None:
                     os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
     private = os.path.dirname(folder)
-    if private == rules.folder or os.getpid() == 1:  # a folder that is ours alone: nothing else stays in it either
-        for other in Path(private).iterdir():
-            shutil.rmtree(other, ignore_errors=True) if other.is_dir() and not other.is_symlink() else other.unlink()
+    if private != rules.folder and os.getpid() != 1:
+        return
+    # A folder that is ours alone: nothing else stays in it either, but what the policy put there to be read.
+    for other in Path(private).iterdir():
+        if not any(f"{path}/".startswith(f"{other}/") for path in rules.readable):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(other) if other.is_dir() and not other.is_symlink() else other.unlink()
 
 
 # ---------------------------------------------------------------- what it uses

@@ -227,7 +227,7 @@ def _bubblewrap_prefix(rules: Policy) -> list[str]:
     found = _bubblewrap()
     assert found is not None  # `policy` asks for it only where it is
     words = [found, "--unshare-all", "--as-pid-1", "--cap-drop", "ALL", "--proc", "/proc"]
-    words += ["--dev", "/dev"]
+    words += ["--dev", "/dev", "--size", str(rules.limits.disk), "--tmpfs", "/tmp"]
     for path in rules.readable:
         if os.path.islink(path):
             words += ["--symlink", os.readlink(path), path]
@@ -235,7 +235,7 @@ def _bubblewrap_prefix(rules: Policy) -> list[str]:
             words += ["--ro-bind", os.path.realpath(path), path]
     for node in rules.devices:
         words += ["--dev-bind", node, node]
-    return [*words, "--size", str(rules.limits.disk), "--tmpfs", "/tmp", "--chdir", "/"]
+    return [*words, "--chdir", "/"]
 
 
 def environment(rules: Policy) -> dict[str, str]:
