@@ -109,18 +109,20 @@ def launch(
     flat = list(range(every)) if workgroups is None else sorted(set(workgroups))
     if flat and not 0 <= flat[0] <= flat[-1] < every:
         raise KvcError("KVC0603", f"workgroup numbers outside 0..{every - 1}")
+    # The hardware promises no order of workgroups: another seed starts them in another.
+    order = flat if seed == 0 else np.random.default_rng(seed).permutation(np.array(flat, np.int64)).tolist()
     counters = Counters(waves=len(flat) * waves, workgroups=len(flat))
     hazards: list[Hazard] = []
     notes: list[str] = []
     per_batch = _workgroups_per_batch(len(flat), max(options.batch_waves // waves, 1))
     try:
-        why = _compiled(program, kernel, mem, options, flat, grid, block, lds_bytes, seed, pointers)
+        why = _compiled(program, kernel, mem, options, order, grid, block, lds_bytes, seed, pointers)
         tier = "numpy" if why else "c"
         if why and options.tier != "numpy" and why != _TOO_SMALL:
             notes.append(f"NumPy tier: {why}")
         with np.errstate(all="ignore"):
             for at in range(0, len(flat) if why else 0, per_batch):
-                part = flat[at : at + per_batch]
+                part = order[at : at + per_batch]
                 batch = _run_batch(program, kernel, mem, options, part, grid, block, lds_bytes, seed, pointers, hazards)
                 if batch.atomics_seen and len(flat) < every:
                     notes.append("atomics of a sampled grid: what they update is a part of the whole")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tests.adversarial.faults import Fault
 
@@ -28,12 +28,23 @@ def kind_of(text: str) -> str:
 
 def faults(asm: str, kernel: str, lines: Iterable[int]) -> Iterator[Fault]:
     """Faults at the given lines (those that ran) of an assembly text."""
+    yield from _faults(asm, kernel, lines, lambda code: [(kind_of(code.strip()), ""), *_changes(code)])
+
+
+def deletions(asm: str, kernel: str, lines: Iterable[int]) -> Iterator[Fault]:
+    """The instructions at the given lines, each one gone."""
+    yield from _faults(asm, kernel, lines, lambda code: [(kind_of(code.strip()), "")])
+
+
+def _faults(
+    asm: str, kernel: str, lines: Iterable[int], changes: Callable[[str], list[tuple[str, str]]]
+) -> Iterator[Fault]:
     text = asm.split("\n")
     for number in sorted(lines):
         code = text[number - 1].split(";")[0].split("//")[0].rstrip()
         if not code.strip() or code.strip().startswith(_IGNORED):
             continue
-        for kind, after in [(kind_of(code.strip()), ""), *_changes(code)]:
+        for kind, after in changes(code):
             new = text.copy()
             new[number - 1] = after
             yield Fault("assembly", kind, number, code.strip(), after.strip(), "\n".join(new), kernel)

@@ -38,6 +38,23 @@ def test_a_tolerance_that_the_working_dtype_misses_itself_does_not_decide() -> N
     assert code(compare("y", F32, (x + step).float(), x, x.float())) == "KVC0701"
 
 
+def test_one_ill_conditioned_element_excuses_no_others() -> None:
+    x = torch.cat([X, torch.full((1,), 1e-9, dtype=torch.float64)])
+    working = x.float()
+    working[-1] = 3.0  # cancellation: eager itself is off by the tensor's whole magnitude
+    assert code(compare("y", F32, working, x, working)) == ""
+    assert code(compare("y", F32, torch.zeros_like(working), x, working)) == "KVC0701"
+    assert code(compare("y", F32, working * 1.5, x, working)) == "KVC0701"
+
+
+def test_a_lowered_precision_inside_shows_in_the_mean_square() -> None:
+    x = torch.randn(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    oracle = x * 1.7
+    twice = (x.bfloat16().double() * 1.7).bfloat16()  # every element within the largest error allowed
+    assert code(compare("y", BF16, oracle.bfloat16(), oracle, oracle.float().bfloat16())) == ""
+    assert code(compare("y", BF16, twice, oracle, oracle.float().bfloat16())) == "KVC0701"
+
+
 def test_zeros_and_copies_of_the_mean_fail_at_any_scale() -> None:
     for scale in (1e-20, 1.0, 1e20):
         x = X * scale

@@ -4,7 +4,8 @@ A float element passes when its error is within the dtype's tolerance scaled by 
 tensor passes when, beyond that, its largest error is at most twice that of the spec interpreted in its working dtype,
 plus a floor: one unit in the last place of the result, and what moving the inputs by fp32's last bit does to the
 oracle, times the growth of rounding errors in long sums. A lowered precision (bf16 inside an fp32 kernel) is
-thousands of times that and fails, however lenient the tolerance.
+thousands of times that and fails, however lenient the tolerance. Where a draw is so ill-conditioned that eager misses
+the tolerance itself, the second bound decides alone, for about as many elements as that happens to (`_excused`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ FLOOR_ULPS = 1.0  # of the result's dtype
 FLOOR_COMPUTE_ULPS = 4.0  # of fp32, in which narrow types compute
 BIAS_ULPS = 0.25  # mean signed error of a narrow float beyond the working interpretation's
 BIAS_MIN_COUNT = 256
-RMS_FACTOR = 1.3  # root mean square error of a narrow float, in that of the working interpretation
+EXCUSED_FACTOR = 4  # elements beyond the tolerance, in those that eager or the probe moves there; luck differs
+EXCUSED_SHARE = 0.01  # and this share of all elements,
+EXCUSED_COUNT = 2  # and so many, since small tensors have few
+RMS_MIN_COUNT = 64
+RMS_FACTOR = 1.2  # root mean square error of a narrow float, in that of the working interpretation
 CONSTANT_SHARE = 0.02  # a constant "passes" when it misses no more than this share of the elements
 
 
@@ -195,9 +200,8 @@ def _close(
     bounds = limits(reference, dtype, factor)
     within = missed <= bounds
     if allowed > factor * dtype.rtol or bool(((yardstick - reference).abs() > bounds).any()):
-        # An ill-conditioned draw: its last bits alone move the result beyond the tolerance, or the working dtype does
-        # not keep it either, so `allowed` decides.
-        within |= error <= allowed
+        stray = torch.maximum((yardstick - reference).abs(), growth * moved)
+        within |= _excused(missed > bounds, error <= allowed, stray > bounds)
     report = replace(
         blank,
         error=_digits(float(error.reshape(-1)[flat])),
@@ -212,6 +216,22 @@ def _close(
         return Comparison(report, bias)
     unwritten = _unwritten(blank.output, got, ~within)
     return Comparison(report, unwritten or _too_far(report, got, oracle, flat))
+
+
+def _excused(outside: torch.Tensor, allowed: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Elements beyond the tolerance that an ill-conditioned draw excuses.
+
+    Where cancellation makes the last bits of the inputs, or the working dtype itself, move an element beyond the
+    tolerance, a fixed tolerance would turn every implementation down, eager too; there twice eager's largest error
+    decides (`allowed`). That excuse is for the elements that are ill-conditioned, whose number is known: those that the
+    working interpretation or the probe moves out (`expected`). A result that needs it for many more is wrong in
+    well-conditioned places, whatever one bad element permits.
+    """
+    import torch
+
+    excused = outside & allowed
+    most = EXCUSED_FACTOR * int(expected.sum()) + EXCUSED_SHARE * outside.numel() + EXCUSED_COUNT
+    return excused if int(excused.sum()) <= most else torch.zeros_like(excused)
 
 
 def _compute_eps(dtype: DType) -> float:
@@ -260,7 +280,7 @@ def _bias(
 
     used = oracle.abs() > float(torch.finfo(getattr(torch, dtype.torch_name)).tiny)
     count = int(used.sum())
-    if dtype.bits >= 32 or count < BIAS_MIN_COUNT:
+    if dtype.bits >= 32 or count < RMS_MIN_COUNT:
         return None
     ulp = dtype.eps * torch.exp2(oracle[used].abs().log2().floor())
     away = oracle[used].sign()
@@ -270,7 +290,7 @@ def _bias(
     spread = max(float(theirs.std()), 0.3)
     allowed = abs(float(theirs.mean())) + max(BIAS_ULPS * max(spread, 1.0), 6.0 * spread / count**0.5)
     bias = float(mine.mean())
-    if abs(bias) <= allowed:
+    if abs(bias) <= allowed or count < BIAS_MIN_COUNT:
         return _spread(name, mine, theirs, input_set)
     side = "towards zero" if bias < 0 else "away from zero"
     message = f"{name} is biased {side} by {abs(bias):.2f} ulp on average (allowed {allowed:.2f}; inputs: {input_set})"
@@ -282,7 +302,7 @@ def _spread(name: str, mine: torch.Tensor, theirs: torch.Tensor, input_set: str)
     beyond a unit), not from the mean square over many: one more rounding adds its own variance to every element."""
     # Elements that cancellation makes large errors of, in units of their own last place, are many units off in both.
     got, known = (float(e.clamp(-2.0, 2.0).square().mean().sqrt()) for e in (mine, theirs))
-    allowed = RMS_FACTOR * known + 0.02 + 3.0 / mine.numel() ** 0.5
+    allowed = RMS_FACTOR * known + 0.01 + 1.5 / mine.numel() ** 0.5
     if got <= allowed:
         return None
     message = f"{name} is {got:.2f} ulp off in the mean square (allowed {allowed:.2f}; inputs: {input_set})"

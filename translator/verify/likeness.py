@@ -21,8 +21,8 @@ _C_TOKEN = re.compile(
 )
 #: Names with a meaning of their own in HIP device code; all others are the author's.
 _C_KNOWN = re.compile(
-    r"__\w+|(?:thread|block)(?:Idx|Dim)|gridDim|warpSize|atomic\w+|hip\w+|KVC_\w+|[xyzw]|(?:f|exp|log|sin|cos|tanh?|erf|"
-    r"sqrt|rsqrt|pow|fma|fabs|floor|ceil|rint|round|trunc|fmin|fmax|min|max|isnan|isinf|isfinite)\w*f?|INFINITY|NAN"
+    r"__\w+|(?:thread|block)(?:Idx|Dim)|gridDim|warpSize|atomic\w+|hip\w+|KVC_\w+|(?:exp|log|sin|cos|tanh?|erf|"
+    r"sqrt|rsqrt|pow|fma|fabs|floor|ceil|rint|round|trunc|fmin|fmax|min|max|fmod|isnan|isinf|isfinite|ldexp)(?:f|2f?|10f?|1pf?|m1f?)?|INFINITY|NAN"
 )
 _C_KEYWORDS = frozenset(
     "alignas alignof auto bool break case char const constexpr continue default do double else enum extern false float "
@@ -45,11 +45,12 @@ def source_hash(source: str, suffix: str) -> str:
 
 def _c(source: str) -> list[tuple[str, bool]]:
     """(token, whether its name is the author's own)"""
-    out = []
+    out: list[tuple[str, bool]] = []
     for match in _C_TOKEN.finditer(source):
         if match.lastgroup == "name":
             name = match["name"]
-            out.append((name, name not in _C_KEYWORDS and not _C_KNOWN.fullmatch(name)))
+            member = bool(out) and out[-1][0] == "." and name in ("x", "y", "z", "w")  # threadIdx.x
+            out.append((name, not member and name not in _C_KEYWORDS and not _C_KNOWN.fullmatch(name)))
         elif match.lastgroup:
             out.append((match[0], False))
     return out
@@ -64,11 +65,14 @@ def _python(source: str) -> list[tuple[str, bool]]:
     out: list[tuple[str, bool]] = []
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
     known = {"tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "annotations", "print"}
+    marks = {tokenize.INDENT: "<in>", tokenize.DEDENT: "<out>", tokenize.NEWLINE: "<end>"}
     before = ""
-    for at, token in enumerate(t for t in tokens if t.type not in skipped):
-        if token.type in (tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE):
-            out.append(({tokenize.INDENT: "<in>", tokenize.DEDENT: "<out>"}.get(token.type, "<end>"), False))
-        elif token.type == tokenize.STRING and (at == 0 or out[-1][0] in ("<in>", "<end>")):
+    for token in (t for t in tokens if t.type not in skipped):
+        starts = not out or out[-1][0] in marks.values()
+        if token.type in marks:
+            if token.type != tokenize.NEWLINE or not starts:  # the end of a docstring's line ends nothing
+                out.append((marks[token.type], False))
+        elif token.type == tokenize.STRING and starts:
             pass  # a docstring
         elif token.type == tokenize.NAME:
             own = before != "." and not keyword.iskeyword(token.string) and token.string not in known
