@@ -51,10 +51,28 @@ class Value:
     axes: tuple[str, ...]
 
 
-def interpret(spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str = "oracle") -> dict[str, torch.Tensor]:
+#: Relative size of a nudge: one unit in the last place of fp32.
+NUDGE = 2.0**-23
+
+
+def nudged(x: torch.Tensor, generator: torch.Generator, eps: float = NUDGE) -> torch.Tensor:
+    """A float tensor with each element moved by a random relative amount of at most `eps`."""
+    import torch
+
+    moves = torch.rand(x.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return x * (1 + eps * moves)
+
+
+def interpret(
+    spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str = "oracle", nudge: int | None = None
+) -> dict[str, torch.Tensor]:
     """Outputs by name. Inputs have their operands' logical shapes (any strides) and are not changed. Symbolic axes
-    take their extents from the inputs. Float outputs are float64 in mode "oracle", else of the operand's dtype."""
-    run = _Run(spec, inputs, mode)
+    take their extents from the inputs. Float outputs are float64 in mode "oracle", else of the operand's dtype.
+
+    With `nudge` (a seed) the result of every float statement is moved by up to one fp32 ulp an element, as if each
+    operation had rounded differently (Monte Carlo arithmetic): how far results of a sound fp32 implementation spread.
+    """
+    run = _Run(spec, inputs, mode, nudge)
     for loop, stmts in groupby(spec.body, key=lambda s: s.loop):
         if loop is not None:
             run.loop(loop, list(stmts))
@@ -65,9 +83,14 @@ def interpret(spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str = 
 
 
 class _Run:
-    def __init__(self, spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str) -> None:
+    def __init__(
+        self, spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str, nudge: int | None = None
+    ) -> None:
+        import torch
+
         if mode not in ("oracle", "working"):
             raise ValueError(f"no mode {mode!r}")
+        self.generator = torch.Generator().manual_seed(nudge) if nudge is not None else None
         self.spec = spec
         self.oracle = mode == "oracle"
         self.extent = {s.name: s.typical for s in spec.sizes}
@@ -110,6 +133,12 @@ class _Run:
         self.range.pop(loop.axis, None)
 
     def statement(self, stmt: Stmt) -> torch.Tensor:
+        value = self.exact(stmt)
+        if self.generator is None or not value.is_floating_point():
+            return value
+        return nudged(value, self.generator).to(value.dtype)
+
+    def exact(self, stmt: Stmt) -> torch.Tensor:
         over = stmt.over
         if isinstance(over, Scatter):
             return self.scatter(stmt, over)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvc.interpret import interpret
@@ -30,7 +31,10 @@ def model_reference(captured: Captured, plan: Plan, seed: int = 0) -> ModelRefer
     growth = growth_of(plan)
     if not any(i.target == BUFFER for i in captured.graph.inputs):
         try:
-            return reference_of_module(captured.module, captured.args, captured.kwargs, seed, growth)
+            reference = reference_of_module(captured.module, captured.args, captured.kwargs, seed, growth)
+            # A module that was read from elsewhere (ONNX) says itself where it comes from and what agrees with it.
+            confirmed = getattr(captured.module, "confirmed", None)
+            return replace(reference, source=confirmed()) if callable(confirmed) else reference
         except (RuntimeError, TypeError):
             pass
     state = {name: t.detach().clone() for name, t in captured.module.state_dict().items()}
@@ -51,26 +55,28 @@ def reference_of_graph(
     them."""
     oracle = _evaluate(plan, feed, "oracle")
     working = _evaluate(plan, feed, "working")
-    probe = _evaluate(plan, perturbed(feed, seed), "oracle")
+    probe = _evaluate(plan, perturbed(feed, seed), "oracle", seed)
     return ModelReference(
         tuple(args), dict(kwargs), dict(state), oracle, working, probe, "graph in float64", growth_of(plan), input_set
     )
 
 
-def _evaluate(plan: Plan, feed: Mapping[str, torch.Tensor], mode: str) -> dict[str, torch.Tensor]:
-    """Outputs by path and changed buffers by state_dict name."""
+def _evaluate(
+    plan: Plan, feed: Mapping[str, torch.Tensor], mode: str, nudge: int | None = None
+) -> dict[str, torch.Tensor]:
+    """Outputs by path and changed buffers by state_dict name; `nudge` as in kvc.interpret."""
     graph = plan.graph
     if plan.fallbacks:
 
         def run(spec: KernelSpec, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-            return interpret(spec, inputs, mode)
+            return interpret(spec, inputs, mode, nudge)
 
         given = {n: x.double() if mode == "oracle" and x.is_floating_point() else x for n, x in feed.items()}
         values = run_plan(plan, given, run)
     else:
         whole, _ = lower(graph)
         given = {o.name: feed[o.name].reshape(whole.shape_of(o.name)) for o in whole.inputs}
-        values = {n: v.reshape(graph.types[n].shape) for n, v in interpret(whole, given, mode).items()}
+        values = {n: v.reshape(graph.types[n].shape) for n, v in interpret(whole, given, mode, nudge).items()}
     values = {**{i.name: feed[i.name] for i in graph.inputs}, **values}
     targets = {i.name: i.target for i in graph.inputs}
     results = {f"out{n}": _laid_out(values[name], graph.types[name].strides) for n, name in enumerate(graph.outputs)}

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +17,10 @@ from kvc.diagnostics import Diagnostic, KvcError
 from kvc.dtypes import from_torch
 from kvc.emitter import Compiled
 from kvc.executor import Argument, LaunchPlan
+from kvc.interpret import nudged
 from kvc.verify.compare import compare
 from kvc.verify.judge import Bench
-from kvc.verify.oracle import PROBE_EPS, perturbed
+from kvc.verify.oracle import perturbed
 from kvc.verify.verdict import OutputError
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelReference:
-    """What a model gives on `args` and `kwargs`: in float64, in its working dtype (eager), and in float64 with inputs
-    and parameters moved by one fp32 ulp. Values are leaves of the result by path ("out0", ...) and changed buffers by
+    """What a model gives on `args` and `kwargs`: in float64, in its working dtype (eager), and in float64 with inputs,
+    parameters and the result of every operator moved by one fp32 ulp. Values are leaves of the result by path ("out0", ...) and changed buffers by
     their state_dict names. `source` says where the oracle comes from."""
 
     args: tuple[Any, ...]
@@ -90,6 +91,28 @@ def _to_double(value: Any) -> Any:
     return pytree.tree_map(convert, value)
 
 
+def _nudging(seed: int) -> Any:
+    """While it is entered, the result of every ATen operator that computes (no view, nothing in place) is moved by up
+    to one fp32 ulp an element: what another order of the same roundings may give (Monte Carlo arithmetic)."""
+    import torch
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    generator = torch.Generator().manual_seed(seed)
+
+    class Nudging(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if any(r.alias_info is not None for r in func._schema.returns):
+                return result
+            return pytree.tree_map(
+                lambda x: nudged(x, generator) if isinstance(x, torch.Tensor) and x.dtype == torch.float64 else x,
+                result,
+            )
+
+    return Nudging()
+
+
 def reference_of_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0, growth: float = 2.0
 ) -> ModelReference:
@@ -99,29 +122,29 @@ def reference_of_module(
 
     import torch
 
-    def run(double: bool, eps: float) -> Outputs:
+    def run(double: bool, moving: bool = False) -> Outputs:
         twin = copy.deepcopy(module)
         given, named = (args, dict(kwargs))
         if double:
             twin = twin.double()
             given, named = _to_double(given), _to_double(named)
-        if eps:
+        if moving:
             with torch.no_grad():
-                moved = perturbed(dict(twin.named_parameters()), seed, eps)
+                moved = perturbed(dict(twin.named_parameters()), seed)
                 for name, parameter in twin.named_parameters():
                     parameter.copy_(moved[name])
             flat = {f"{n}": x for n, x in enumerate(given) if isinstance(x, torch.Tensor)}
-            moved = perturbed(flat, seed + 1, eps)
+            moved = perturbed(flat, seed + 1)
             given = tuple(moved.get(f"{n}", x) for n, x in enumerate(given))
         before = {name: b.clone() for name, b in twin.named_buffers()}
-        with torch.no_grad():
+        with torch.no_grad(), _nudging(seed + 2) if moving else nullcontext():
             result = leaves(twin(*given, **named))
         changed = {n: b for n, b in twin.named_buffers() if not torch.equal(b, before[n])}
         return {**{k: v.clone() for k, v in result.items()}, **{n: b.detach() for n, b in changed.items()}}
 
     state = {name: t.detach().clone() for name, t in module.state_dict().items()}
     return ModelReference(
-        tuple(args), dict(kwargs), state, run(True, 0.0), run(False, 0.0), run(True, PROBE_EPS),
+        tuple(args), dict(kwargs), state, run(True), run(False), run(True, moving=True),
         "original module in float64", growth,
     )  # fmt: skip
 
