@@ -44,7 +44,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look for everything; nothing is installed or changed."""
-    return [*_python(), *_packages(), *_targets(), *_executors(), *_cache()]
+    return [*_python(), *_packages(), *_targets(), *_executors(), *_sandbox(), *_cache()]
 
 
 def _python() -> Iterator[Finding]:
@@ -90,6 +90,21 @@ def _executors() -> Iterator[Finding]:
             yield Finding("executors", name, True, f"runs {', '.join(runs)}", optional=True)
         else:
             yield Finding("executors", name, False, reasons[0].message, reasons[0].hint, optional=True)
+
+
+def _sandbox() -> Iterator[Finding]:
+    """How a worker is confined here, found out by starting one."""
+    from kvc.verify.pool import WorkerPool
+    from kvc.verify.sandbox import level_meaning
+
+    try:
+        with WorkerPool(1, 60.0) as pool:
+            report = pool.sandbox()
+    except KvcError as error:
+        yield Finding("sandbox", "workers", False, error.diagnostic.message, error.diagnostic.hint)
+        return
+    fix = "" if report.contained else "install bubblewrap, or allow user namespaces or Landlock (docs/security.md)"
+    yield Finding("sandbox", "workers", report.contained, f"{report}: {level_meaning(report.level)}", fix, optional=True)
 
 
 def _cache() -> Iterator[Finding]:

@@ -41,15 +41,16 @@ def settings() -> Settings:
         read("KVC_DEBUG") == "1",
         logs,
         read("KVC_SANDBOX") or "auto",
-        _bytes(read("KVC_CACHE_LIMIT") or DEFAULT_CACHE_LIMIT),
+        bytes_of(read("KVC_CACHE_LIMIT") or DEFAULT_CACHE_LIMIT),
     )
 
 
-def _bytes(text: str) -> int | None:
-    """A size with an optional unit K, M, G or T (powers of 1024); None for 0. KVC0106 for anything else."""
+def bytes_of(text: str) -> int | None:
+    """A size such as 20G, in bytes: with an optional unit K, M, G or T (powers of 1024); None for 0. KVC0106 for
+    anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if found is None:
-        raise KvcError("KVC0106", f"KVC_CACHE_LIMIT={text}", hint="a size such as 20G or 500M; 0 for none")
+        raise KvcError("KVC0106", f"size {text!r}", hint="a size such as 20G or 500M; 0 for none")
     size = int(float(found[1]) * 1024 ** (" KMGT".index(found[2].upper() or " ")))
     return size or None
 

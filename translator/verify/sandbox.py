@@ -66,6 +66,19 @@ _PACKAGES = (
 )
 
 
+_MEANING = {
+    "bubblewrap": "candidates see no file of the user's, no network, no process but their own",
+    "namespaces": "candidates see no file of the user's, no network, no process but their own",
+    "landlock": "candidates open no file of the user's and no socket; they can see that other processes exist",
+    "limits": "candidates are held by resource limits alone, and can read what the user can",
+}
+
+
+def level_meaning(level: str) -> str:
+    """What a level of LEVELS comes to, in words."""
+    return _MEANING[level]
+
+
 @dataclass(frozen=True)
 class Limits:
     """Bounds on one worker. `memory`: address space of a process and resident memory of all of a candidate's; `file`:
