@@ -104,7 +104,8 @@ def _sandbox() -> Iterator[Finding]:
         yield Finding("sandbox", "workers", False, error.diagnostic.message, error.diagnostic.hint)
         return
     fix = "" if report.contained else "install bubblewrap, or allow user namespaces or Landlock (docs/security.md)"
-    yield Finding("sandbox", "workers", report.contained, f"{report}: {level_meaning(report.level)}", fix, optional=True)
+    detail = f"{report}: {level_meaning(report.level)}"
+    yield Finding("sandbox", "workers", report.contained, detail, fix, optional=True)
 
 
 def _cache() -> Iterator[Finding]:
