@@ -26,7 +26,7 @@ class Budget:
 
     @staticmethod
     def parse(text: str) -> Budget:
-        """"0", "30s", "10m", "1.5h" or "200t" (trials). KVC0106 for anything else."""
+        """ "0", "30s", "10m", "1.5h" or "200t" (trials). KVC0106 for anything else."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smht]?)", text.strip())
         if found is not None:
             amount, unit = float(found[1]), found[2]
@@ -36,17 +36,24 @@ class Budget:
                 return Budget(seconds=amount * _UNITS[unit])
             if amount == 0:
                 return Budget()
-        raise KvcError("KVC0106", f"budget {text!r}", hint="0, seconds (30s), minutes (10m), hours (1h) or trials (200t)")
+        raise KvcError(
+            "KVC0106", f"budget {text!r}", hint="0, seconds (30s), minutes (10m), hours (1h) or trials (200t)"
+        )
 
     def __str__(self) -> str:
         return f"{self.trials}t" if self.trials else f"{self.seconds:g}s"
+
+
+NOTHING = Budget()
 
 
 class Account:
     """What is left of a budget that several kernels share, the heavier ones getting more of it. What one leaves over
     goes to those after it."""
 
-    def __init__(self, budget: Budget, weights: Mapping[str, float], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, budget: Budget, weights: Mapping[str, float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         total = sum(weights.values()) or 1.0
         least = SMALLEST_SHARE / max(len(weights), 1)
         raised = {name: max(w / total, least) for name, w in weights.items()}

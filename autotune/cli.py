@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from kvc.cli_common import ExecutorOpt, JobsOpt, JsonOpt, QuietOpt, SeedOpt, VerboseOpt, console_for, guarded, print_json
+from kvc.cli_common import (
+    ExecutorOpt,
+    JobsOpt,
+    JsonOpt,
+    QuietOpt,
+    SeedOpt,
+    VerboseOpt,
+    console_for,
+    guarded,
+    print_json,
+)
 
 BudgetOpt = Annotated[
     str, typer.Option("--budget", help="What tuning may cost: 0, seconds (30s), minutes (10m), hours or trials (200t).")

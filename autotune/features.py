@@ -47,8 +47,8 @@ def features(
     where the code cannot be read."""
     arch = candidate.task.arch
     sizes = buffer_bytes(candidate)
-    counted = [entry.get("counters", {}) for entry in (counters or {}).get("launches", ()) if isinstance(entry, Mapping)] \
-        if isinstance((counters or {}).get("launches"), list) else []  # fmt: skip
+    entries = (counters or {}).get("launches")  # a device executor gives only their number
+    counted = [entry.get("counters", {}) for entry in entries] if isinstance(entries, list) else []
     found = []
     for number, launch in enumerate(candidate.launches):
         code = compiled.objects[launch.kernel]
@@ -66,9 +66,7 @@ def features(
     return tuple(found)
 
 
-def estimate_launches(
-    found: tuple[Features, ...], arch: ArchSpec, constants: Constants = FITTED
-) -> tuple[Timed, ...]:
+def estimate_launches(found: tuple[Features, ...], arch: ArchSpec, constants: Constants = FITTED) -> tuple[Timed, ...]:
     """The model's estimate of each launch."""
     return tuple(launch_time(f.work, arch, f.footprint, constants) for f in found)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc.arch import arch
-from kvc.autotune.budget import Account, Budget
+from kvc.autotune.budget import NOTHING, Account, Budget
 from kvc.autotune.tuner import Settings, Tuned, clock_of, tune_kernel, weight
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Emitter, Origin, Scratch, Task, composites
@@ -24,7 +24,7 @@ from kvc.executors import choose
 from kvc.folder import read_folder
 from kvc.interface import interface_from_json
 from kvc.module_source import Interface
-from kvc.package import footer, kernel_files, write
+from kvc.package import kernel_files, write
 from kvc.pipeline import Listener, NotVerified, Options, Translation, emitters_for, verdict_of
 from kvc.plan import Invoke
 from kvc.records import launch_from_json
@@ -49,7 +49,7 @@ class Request:
     out: Path
     kernels: tuple[str, ...] = ()
     every: bool = False
-    budget: Budget = Budget()
+    budget: Budget = NOTHING
     executor: str = "auto"
     jobs: int = 2
     storage: str = ""
@@ -189,7 +189,8 @@ def tune_translation(
 
 def heaviest(weights: Mapping[str, float]) -> list[str]:
     """The kernels that together take MOST_OF_THE_TIME, heaviest first."""
-    total, so_far, found = sum(weights.values()), 0.0, []
+    total, so_far = sum(weights.values()), 0.0
+    found: list[str] = []
     for name in sorted(weights, key=lambda n: -weights[n]):
         if found and so_far >= MOST_OF_THE_TIME * total:
             break
@@ -251,4 +252,4 @@ def references_of(request: Request, before: Opened, bench: Bench) -> list[Any]:
     return found
 
 
-__all__ = ["Request", "footer", "heaviest", "opened", "settings_for", "tune_folder", "tune_translation"]
+__all__ = ["Request", "heaviest", "opened", "settings_for", "tune_folder", "tune_translation"]

@@ -116,7 +116,9 @@ def _one(opcode: str, block: int) -> _Found:
         kind = "store" if "store" in opcode or "atomic" in opcode else "load"
         return _Found(kind, opcode, block, lane_bytes=_width(opcode))
     if kind == "LDS":
-        return _Found(kind, opcode, block, lane_bytes=_width(opcode) * (2 if "read2" in opcode or "write2" in opcode else 1))
+        return _Found(
+            kind, opcode, block, lane_bytes=_width(opcode) * (2 if "read2" in opcode or "write2" in opcode else 1)
+        )
     if kind == "matrix":
         shape = _SHAPE.search(opcode)
         m, n, k, blocks = (int(x or 1) for x in shape.groups()[:4]) if shape else (0, 0, 0, 1)

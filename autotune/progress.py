@@ -95,11 +95,9 @@ def summary_text(summary: dict[str, Any]) -> str:
     kind = summary["kind"]
     lines = []
     for name, found in summary["kernels"].items():
-        us = f"{microseconds(found['given_us'])} -> {microseconds(found['best_us'])}" if found["changed"] else (
-            f"{microseconds(found['best_us'])}, unchanged"
-        )  # fmt: skip
-        lines.append(f"  {name:<36} {us} ({kind}), {share(found['floor_us'], found['best_us'])}")
-    changed = len(summary["changed"])
-    head = f"{summary['out']}: {changed} of {len(lines)} tuned kernels changed; times are {kind}s" if kind == "estimate" \
-        else f"{summary['out']}: {changed} of {len(lines)} tuned kernels changed; times are measured"  # fmt: skip
+        times = microseconds(found["best_us"])
+        times = f"{microseconds(found['given_us'])} -> {times}" if found["changed"] else f"{times}, unchanged"
+        lines.append(f"  {name:<36} {times} ({kind}), {share(found['floor_us'], found['best_us'])}")
+    what = "estimates" if kind == "estimate" else "measured"
+    head = f"{summary['out']}: {len(summary['changed'])} of {len(lines)} tuned kernels changed; times are {what}"
     return "\n".join([head, *lines])

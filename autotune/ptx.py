@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-
 from kvc.autotune.lanes import LANES, Registers, execute
 from kvc.autotune.work import Work
 
@@ -237,7 +236,9 @@ class _Reader:
         base = place.strip(" []").partition("+")[0].strip()
         key = (root, base, int(where[0]) // VECTOR)
         before = self.merged.get(key, frozenset())
-        words = before | frozenset(range(int(where[0]) % VECTOR // BANK_BYTES, -(-(int(where[0]) % VECTOR + width) // 4)))
+        words = before | frozenset(
+            range(int(where[0]) % VECTOR // BANK_BYTES, -(-(int(where[0]) % VECTOR + width) // 4))
+        )
         self.merged[key] = words
         slot = where[mask] // VECTOR * VECTOR
         added = bank_cycles(slot, words) - (bank_cycles(slot, before) if before else 0)
@@ -317,9 +318,7 @@ def _infos(cubin: bytes) -> Iterator[tuple[int, int]]:
                 at += length
 
 
-def work_of(
-    ptx: str, cubin: bytes, kernel: str, grid: Sequence[int], block: Sequence[int], lds_bytes: int
-) -> Work:
+def work_of(ptx: str, cubin: bytes, kernel: str, grid: Sequence[int], block: Sequence[int], lds_bytes: int) -> Work:
     """The work of one launch. `block` counts threads, `lds_bytes` what a workgroup takes. Where two workgroups differ
     (causal attention), the average of several."""
     lines = body_of(ptx, kernel)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc.autotune.space import Choice, choices, digest, distance, nearest, structure
+from kvc.autotune.space import Choice, choices, digest, nearest, structure
 from kvc.diagnostics import KvcError
 from kvc.emitter import Target, Task
 from kvc.settings import settings
@@ -49,8 +49,8 @@ def default_storage(task: Task) -> str:
 
 
 def open_storage(where: str) -> BaseStorage:
-    """An Optuna storage by path or URL. KVC0106 for an unknown scheme, KVC0501 where a package is missing, KVC0803 where
-    it cannot be used."""
+    """An Optuna storage by path or URL. KVC0106 for an unknown scheme, KVC0501 where a package is missing, KVC0803
+    where it cannot be used."""
     from optuna import storages
     from optuna.storages import journal
 
@@ -91,6 +91,7 @@ class Study:
         kind: str, seed: int, prefix: str = "",
     ) -> None:  # fmt: skip
         import optuna
+        from kvc.autotune.sampler import SpaceSampler
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.choices = {c.label: c for c in found}
@@ -106,24 +107,7 @@ class Study:
         self._study.set_user_attr("spec", task.spec.name)
         self._bury()
         # Another seed in each process and each resumed run, or all would propose the same.
-        self._study.sampler = self._sampler(seed + len(self._trials()))
-
-    def _sampler(self, seed: int) -> Any:
-        import warnings
-
-        import optuna
-
-        def between(a: Any, b: Any) -> float:
-            return distance(self.choices[a], self.choices[b])
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.TPESampler(
-                seed=seed,
-                n_startup_trials=STARTUP,
-                constant_liar=True,
-                categorical_distance_func={PARAMETER: between},
-            )
+        self._study.sampler = SpaceSampler(self.choices, PARAMETER, STARTUP, seed + len(self._trials()))
 
     # ------------------------------------------------------------ what is known
     def _trials(self) -> list[optuna.trial.FrozenTrial]:

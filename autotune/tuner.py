@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from kvc.autotune.budget import Budget, Meter
 from kvc.autotune.features import estimated_us
 from kvc.autotune.space import Choice, choices, label_of
@@ -197,7 +196,9 @@ class _Run:
         """Microseconds of a verified candidate, and whether it was given up early."""
         clock = self.settings.clock
         if clock is None:
-            return estimated_us(artifact.candidate, artifact.verified.compiled, artifact.verified.evidence.counters), False
+            return estimated_us(
+                artifact.candidate, artifact.verified.compiled, artifact.verified.evidence.counters
+            ), False
         inputs = self.examiner.reference(self.examiner.input_sets[0]).inputs
         buffers, fresh = bind(artifact.candidate, inputs)
         plans = launch_plans(artifact.candidate, artifact.verified.compiled)

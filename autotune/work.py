@@ -16,11 +16,11 @@ class Work:
     """One launch. Instructions are counted a wave; `*_bytes` a wave too, but for `lds_bytes` (static and dynamic, a
     workgroup) and `scratch_bytes` (spills, a lane).
 
-    `moved_bytes` is what global accesses move between L2 and the compute unit, lanes that waste a part of a sector
-    included; `access_cycles` are look-ups of the first-level cache. `lds_cycles` are cycles of the LDS, bank conflicts included. `exposed` counts the times that a wave waits
-    for global memory, `flight_bytes` what it has asked for at such a time; `depth` is how many of the waits of a
-    software-pipelined loop overlap. `matrix_type` is the operand type of its matrix instructions (a key of
-    `ArchSpec.peak_tflops`), `matrix_rate` the share of that peak that such instructions can reach.
+    `moved_bytes` is what global accesses move between L2 and the compute unit, what a sector holds in vain included;
+    `access_cycles` are look-ups of the first-level cache. `lds_cycles` are cycles of the LDS, bank conflicts included.
+    `exposed` counts the times that a wave waits for global memory, `flight_bytes` what it has asked for at such a time;
+    `depth` is how many of the waits of a software-pipelined loop overlap. `matrix_type` is the operand type of its
+    matrix instructions (a key of `ArchSpec.peak_tflops`), `matrix_rate` the share of that peak that they can reach.
     """
 
     workgroups: int

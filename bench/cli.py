@@ -193,3 +193,47 @@ def zoo(
         )
     if figures["passed"] < figures["total"]:
         raise typer.Exit(NOT_VERIFIED)
+
+
+@app.command()
+@guarded
+def ranking(
+    table: Annotated[Path | None, typer.Option("--table", help="A study's ranking.json (default: kvc's own).")] = None,
+    measured: Annotated[bool, typer.Option("--measure", help="Measure anew, on a CUDA GPU.")] = False,
+    fit: Annotated[int, typer.Option("--fit", min=0, help="Fit the model's constants again, in so many steps.")] = 0,
+    target: TargetOpt = "triton",
+    cases: Annotated[str, typer.Option("--cases", help="Only specs whose name holds one of these, such as a,b.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of ranking.json and ranking.md.")] = None,
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Compare the tuner's estimates with measured times.
+
+    How well does the model that ranks kernels without a GPU order the variants of a kernel, and how good is its pick?
+    Every other spec was held out of the fit of its constants.
+    """
+    import json
+    from dataclasses import asdict
+
+    from kvc.autotune.model import FITTED
+    from kvc.bench import ranking as study
+
+    console = console_for(as_json, quiet)
+    if measured:
+        request = study.Request(target, tuple(n for n in cases.split(",") if n), jobs=jobs, seed=seed)
+        found = study.measure(request, console.note)
+    else:
+        found = json.loads(table.read_text(encoding="utf-8")) if table is not None else study.stored_table()
+    constants = study.refit(found, fit, seed, console.note) if fit else FITTED
+    result = {**study.compare(found, constants), "constants": asdict(constants)}
+    if measured or out is not None:
+        folder = out or Path("out") / "ranking"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "ranking.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+        (folder / "ranking.md").write_text(study.markdown(result), encoding="utf-8")
+    if as_json:
+        print_json({"ok": True, **result})
+    else:
+        console.say(study.markdown(result))

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc.arch import ArchSpec
+from kvc.arch import arch as arch_row
+from kvc.autotune.features import features
+from kvc.autotune.model import FITTED, Constants
+from kvc.bench import ranking_fit
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Compiled, Target, Task
 from kvc.emitter import target as find_target
@@ -45,7 +48,7 @@ class Request:
     target: str = "triton"
     names: tuple[str, ...] = ()
     sample: int = SAMPLE
-    jobs: int = 8
+    jobs: int = 2
     seed: int = 0
     spec_s: float = 1.5
 
@@ -59,9 +62,7 @@ def sample_of(task: Task, target: Target, count: int, seed: int) -> list[Candida
     return [next(iter(e.propose(task, knobs, [], seed))) for e, knobs in (space[0], *drawn)]
 
 
-def compiled_all(
-    candidates: Sequence[Candidate], jobs: int, say: Callable[[str], Any]
-) -> list[Compiled | None]:
+def compiled_all(candidates: Sequence[Candidate], jobs: int, say: Callable[[str], Any]) -> list[Compiled | None]:
     """Each candidate's code, compiled in worker processes; None for one that does not compile."""
     from kvc.verify.pool import WorkerPool
     from kvc.verify.verdict import Rejected
@@ -84,8 +85,8 @@ def compiled_all(
 
 
 def measure(request: Request, say: Callable[[str], Any], keep: Path | None = None) -> dict[str, Any]:
-    """Compile and time the sampled variants of every spec. KVC0601 without a CUDA device. `keep`: a folder for the
-    compiled code of every variant (NAME.json.gz), from which features can be read again."""
+    """Compile and time the sampled variants of every spec, and read what the model needs from their code. KVC0601
+    without a CUDA device. `keep`: a folder for the compiled code of every variant (NAME.json.gz)."""
     from kvc.bench.cuda_module import device_row
     from kvc.bench.ranking_cases import STUDY
     from kvc.bench.timing import plain_precision
@@ -143,7 +144,7 @@ def _timed(spec: KernelSpec, usable: Sequence[tuple[Candidate, Compiled]], reque
                 "knobs": dict(candidate.knobs),
                 "ms": None if ms is None else round(statistics.median(ms), 6),
                 "rounds": 0 if ms is None else len(ms),
-                "launches": [asdict(f) for f in features(candidate, code)],
+                "launches": [f.to_json() for f in features(candidate, code)],
             }
         )
     del calls, inputs
@@ -212,3 +213,55 @@ def _keep(folder: Path, spec: KernelSpec, usable: Sequence[tuple[Candidate, Comp
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{spec.name}.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), 6))
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def stored_table() -> dict[str, Any]:
+    """The table that was measured on an H200 and comes with kvc."""
+    text = (files("kvc.bench") / "ranking_sm_90.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def compare(table: Mapping[str, Any], constants: Constants = FITTED) -> dict[str, Any]:
+    """{"fit", "held_out", "specs"}: the scores of the model on a study's table."""
+    row = arch_row(table["device"])
+    fitted, held = ranking_fit.halves(ranking_fit.read_table(table))
+    scores = {half: [ranking_fit.score(s, row, constants) for s in specs]
+              for half, specs in (("fit", fitted), ("held_out", held))}  # fmt: skip
+    return {
+        "device": table["device"],
+        "baseline": table["baseline"],
+        "fit": ranking_fit.summary(scores["fit"]),
+        "held_out": ranking_fit.summary(scores["held_out"]),
+        "specs": [{"half": half, **asdict(s)} for half, found in scores.items() for s in found],
+    }
+
+
+def refit(table: Mapping[str, Any], steps: int, seed: int, say: Callable[[str], Any]) -> Constants:
+    """Constants fitted on the even half of a table, from the defaults."""
+    fitted, _ = ranking_fit.halves(ranking_fit.read_table(table))
+    return ranking_fit.fit(fitted, arch_row(table["device"]), Constants(), steps, seed, say)
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The comparison as a table."""
+    lines = [
+        f"Estimated against measured times, {result['device']}, {result['baseline']['device']}.",
+        "",
+        "| half | specs | median rank correlation | least | median pick / best | worst | picks within 1.25 |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in ("fit", "held_out"):
+        r = result[name]
+        lines.append(
+            f"| {name.replace('_', ' ')} | {r['specs']} | {r['median_rho']:.2f} | {r['least_rho']:.2f} "
+            f"| {r['median_pick']:.2f} | {r['worst_pick']:.2f} | {r['picks_within_bar']} |"
+        )
+    lines += ["", "| spec | half | rank correlation | pick / best | estimate / time |", "|---|---|---:|---:|---:|"]
+    for s in result["specs"]:
+        half = s["half"].replace("_", " ")
+        lines.append(f"| {s['name']} | {half} | {s['rho']:.2f} | {s['pick']:.2f} | {s['bias']:.2f} |")
+    return "\n".join(lines) + "\n"
