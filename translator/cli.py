@@ -20,6 +20,7 @@ from kvc.cli_common import (
     CANNOT,
     NOT_VERIFIED,
     ArchOpt,
+    DimOpt,
     DtypeOpt,
     ExecutorOpt,
     JobsOpt,
@@ -78,6 +79,7 @@ def translate(
     target: TargetOpt = "hip",
     arch: ArchOpt = DEFAULT_ARCH,
     dtype: DtypeOpt = None,
+    dim: DimOpt = None,
     mode: ModeOpt = Mode.eval,
     executor: ExecutorOpt = "auto",
     numerics: NumericsOpt = Numerics.strict,
@@ -100,10 +102,10 @@ def translate(
     Captures it, writes and verifies each distinct kernel, verifies the whole, and writes a folder. Exit code 0: all
     verified; 1: something did not verify, nothing was written; 2: cannot be done.
     """
-    from kvc.commands import TranslateRequest, run_translate
+    from kvc.commands import TranslateRequest, run_translate, with_dims
 
     request = TranslateRequest(
-        model=model,
+        model=with_dims(model, dim),
         out=out,
         target=target,
         arch=arch,
@@ -131,6 +133,9 @@ def verify(
     model: Annotated[str | None, typer.Option("--model", help="Compare with this original model too.")] = None,
     spec: Annotated[Path | None, typer.Option("--spec", help="Judge one kernel: its spec (.kir).")] = None,
     source: Annotated[Path | None, typer.Option("--source", help="Judge one kernel: its source.")] = None,
+    replay: Annotated[
+        str, typer.Option("--replay", metavar="SEED/SET", help="With --spec: one input set of one seed alone.")
+    ] = "",
     arch: ArchOpt = DEFAULT_ARCH,
     executor: ExecutorOpt = "auto",
     seed: SeedOpt = 0,
@@ -143,7 +148,8 @@ def verify(
 
     A folder is verified from its sources, trusting nothing in its lock. A kernel written by hand is judged with --spec
     and --source; its source says how it is launched in comment lines like those that kvc writes:
-    "Launch: NAME(x, y), grid 4 x 1 x 1, block 256 x 1 x 1".
+    "Launch: NAME(x, y), grid 4 x 1 x 1, block 256 x 1 x 1". A rejection says which check objected, at which element,
+    by how much, and the --replay that shows it again.
     """
     from kvc.commands import run_verify_folder, run_verify_source
 
@@ -158,7 +164,7 @@ def verify(
         result = run_verify_folder(out, model, executor, seed, jobs, console)
     else:
         assert spec is not None and source is not None
-        result = run_verify_source(spec, source, arch, executor, seed, console)
+        result = run_verify_source(spec, source, arch, executor, seed, console, replay)
     if as_json:
         print_json(result)
     if not result["ok"]:
@@ -173,13 +179,14 @@ def ir(
         Level.graph
     ),
     dtype: DtypeOpt = None,
+    dim: DimOpt = None,
     mode: ModeOpt = Mode.eval,
     as_json: JsonOpt = False,
 ) -> None:
     """Print a model as graph or kernels."""
-    from kvc.commands import run_ir
+    from kvc.commands import run_ir, with_dims
 
-    text = run_ir(model, level.value, dtype, mode.value)
+    text = run_ir(with_dims(model, dim), level.value, dtype, mode.value)
     if as_json:
         print_json({"ok": True, "level": level.value, "text": text})
     else:

@@ -31,7 +31,10 @@ class Numerics(StrEnum):
 
 # Options that several commands share. Heavy registries are not asked here: names are checked when a command runs.
 ModelArg = Annotated[
-    str, typer.Argument(metavar="MODEL", help="model.py, path.py:Name or package.module:factory (KernelBench layout).")
+    str, typer.Argument(metavar="MODEL", help="model.py, path.py:Name, package.module:factory, or model.onnx.")
+]
+DimOpt = Annotated[
+    list[str] | None, typer.Option("--dim", help="Fix a dimension of an .onnx model, NAME=VALUE (may be repeated).")
 ]
 TargetOpt = Annotated[str, typer.Option("--target", "-t", help="Language to write: hip or triton.")]
 ArchOpt = Annotated[str, typer.Option("--arch", "-a", help="GPU to write for, one of those that `kvc arch` lists.")]

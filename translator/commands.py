@@ -54,9 +54,18 @@ def check_dtype(name: str | None) -> str | None:
     return name
 
 
+def with_dims(model: str, dims: list[str] | None) -> str:
+    """The model with the dimensions of `--dim` fixed. KVC0106 for what is no such dimension or no .onnx file."""
+    from kvc.frontends.onnx.load import with_dims as fixed
+
+    return fixed(model, tuple(dims or ()))
+
+
 def default_out(model: str) -> Path:
-    """out/NAME for model.py, path.py:Name and package.module:factory."""
+    """out/NAME for model.py, path.py:Name, package.module:factory and model.onnx."""
     path, _, name = model.partition(":")
+    if path.endswith(".onnx"):
+        return Path("out") / Path(path).stem
     stem = Path(path).stem if path.endswith(".py") else path.rpartition(".")[2]
     return Path("out") / (f"{stem}_{name}" if name else stem)
 
@@ -218,11 +227,24 @@ def read_text(path: Path) -> str:
         raise KvcError("KVC0101", f"{path} is no text", Location(str(path))) from None
 
 
+def parse_replay(text: str, seed: int) -> tuple[int, str]:
+    """(seed, input set) of `SEED/SET`, as a rejection prints it. KVC0106 for anything else."""
+    if not text:
+        return seed, ""
+    number, slash, name = text.partition("/")
+    if not slash or not name or not number.isdigit():
+        raise KvcError("KVC0106", f"--replay {text!r}", hint="a seed and an input set, e.g. 0/large")
+    return int(number), name
+
+
 def run_verify_source(
-    spec_path: Path, source_path: Path, arch: str, executor: str, seed: int, console: Console
+    spec_path: Path, source_path: Path, arch: str, executor: str, seed: int, console: Console, replay: str = ""
 ) -> dict[str, Any]:
-    """Judge one kernel that somebody wrote by hand."""
+    """Judge one kernel that somebody wrote by hand; `replay` ("SEED/SET") runs one input set alone."""
     from kvc.text import parse_kernel
+    from kvc.verify.rules import explain, rules_of
+
+    seed, only = parse_replay(replay, seed)
 
     spec = parse_kernel(read_text(spec_path), str(spec_path))
     source = read_text(source_path)
@@ -233,11 +255,20 @@ def run_verify_source(
     )  # fmt: skip
     with console.progress(), WorkerPool(1) as pool:
         console.listen("stage", {"name": f"judging {source_path.name}"})
-        verdict = judge(candidate, Bench(pool, choose(executor, row), seed))
+        verdict = judge(candidate, Bench(pool, choose(executor, row), seed), only=only)
     if isinstance(verdict, Rejected):
-        found = verdict.diagnostic
-        console.say(f"{source_path}: rejected at {verdict.stage}\n  {found}")
-        return {"ok": False, "stage": verdict.stage, "diagnostic": found.to_json()}
+        again = f"kvc verify --spec {spec_path} --source {source_path} --arch {row.name}"
+        console.say(f"{source_path}: " + "\n".join(explain(verdict, seed, again)))
+        return {
+            "ok": False,
+            "stage": verdict.stage,
+            "diagnostic": verdict.diagnostic.to_json(),
+            "rules": [rule.key for rule in rules_of(verdict)],
+            "seed": seed,
+        }
+    if only:
+        console.say(f"{source_path}: nothing wrong on the input set {only} of seed {seed}; this alone verifies nothing")
+        return {"ok": True, "replayed": only, "evidence": verdict.evidence.to_json()}
     console.say(verified_text(str(source_path), verdict))
     return {"ok": True, "evidence": verdict.evidence.to_json()}
 

@@ -3,6 +3,7 @@
     model.py                   class `Model`, `get_inputs()`, optionally `get_init_inputs()` (KernelBench's convention)
     model.py:Name              another class, an instance, or a factory without arguments
     package.module:factory     returns the module, or (module, inputs)
+    model.onnx                 an ONNX model (kvc.frontends.onnx.load)
 
 Inputs are a list or tuple of positional arguments or a dict of keyword arguments, from the factory, the file's
 `get_inputs()`, or its `example_inputs`.
@@ -51,8 +52,13 @@ def load(target: str, seed: int = 0) -> Loaded:
     """The model that `target` names, built and fed under a fixed seed.
 
     KVC0101 no such file; KVC0102 it does not import or the model does not construct; KVC0103 no model in it;
-    KVC0104 no usable inputs.
+    KVC0104 no usable inputs. Of an .onnx file also what kvc.frontends.onnx.load raises.
     """
+    if ".onnx" in target:
+        from kvc.frontends.onnx.load import is_onnx, load_onnx
+
+        if is_onnx(target):
+            return load_onnx(target, seed)
     path, name = _split(target)
     if path is not None:
         return _load_file(path, name, seed)
@@ -161,7 +167,13 @@ def _not_user() -> tuple[Path, ...]:
     stdlib = Path(contextlib.__file__).parent
     own = [Path(str(p)) for p in kvc.__path__]
     # Only what loading goes through: a model may well call other parts of the standard library.
-    return (Path(torch.__file__).parent, *own, Path(__file__).parent, stdlib / "importlib", stdlib / "contextlib.py")
+    return (
+        Path(torch.__file__).parent,
+        *own,
+        Path(__file__).parent.parent,
+        stdlib / "importlib",
+        stdlib / "contextlib.py",
+    )
 
 
 def short_path(file: str, root: str = "") -> str:
