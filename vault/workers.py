@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from typing import Any
 #: What a worker runs: named by module and function, so that it is importable in the new process.
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 MAX_ATTEMPTS = 2
-#: Tasks after which a worker is replaced: compilers and allocators keep memory.
-RECYCLE_TASKS = 400
+#: A worker is replaced after so many tasks, or when it has grown so large: libraries and compilers keep memory.
+RECYCLE_TASKS, RECYCLE_MB = 400, 2500
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ def _serve(pipe: Connection, start: Callable[[dict[str, Any]], Handler], options
                 task = json.loads(pipe.recv_bytes())
             except EOFError:
                 return
-            pipe.send_bytes(json.dumps(handler(task)).encode())
+            answer = handler(task)
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # KiB on Linux
+            pipe.send_bytes(json.dumps({"answer": answer, "mb": grown}).encode())
     finally:
         close = getattr(handler, "close", None)
         if close is not None:
@@ -151,13 +154,13 @@ class Workers:
             if late and not worker.pipe.poll():
                 failure = f"ran longer than {self.timeout_s:.0f} s"
             else:
-                answer = json.loads(worker.pipe.recv_bytes())
+                reply = json.loads(worker.pipe.recv_bytes())
                 worker.number = None
                 worker.served += 1
-                if worker.served >= RECYCLE_TASKS:
+                if worker.served >= RECYCLE_TASKS or reply["mb"] > RECYCLE_MB:
                     self._all.remove(worker)
                     worker.close()
-                return Done(number, answer)
+                return Done(number, reply["answer"])
         except (EOFError, ConnectionResetError):
             worker.process.join(5.0)
             failure = f"the worker died with status {worker.process.exitcode}"

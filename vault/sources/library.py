@@ -110,6 +110,7 @@ def _transformers_reference(model: str, number: int) -> Reference:
     except _REFUSED as error:
         raise KvcError("KVC0102", f"transformers cannot configure {model}: {type(error).__name__}: {error}") from None
     overrides = _overrides(default, number)
+    _check_size(model, overrides)
     given = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
     names, drawn = _inputs(main, default, overrides, number, bool(getattr(default, "is_encoder_decoder", False)))
     dtype = _DTYPES[number % len(_DTYPES)]
@@ -130,9 +131,31 @@ def _transformers_reference(model: str, number: int) -> Reference:
     return Reference("transformers", f"{model} {dtype} variant {number}", LICENCES["transformers"], source)
 
 
+MAX_PARAMETERS = 8_000_000
+
+
+def _check_size(model: str, overrides: dict[str, Any]) -> None:
+    """KVC0102 where the model cannot be built at all, or stays large: it is built without storage first."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        with torch.device("meta"):
+            built = AutoModel.from_config(AutoConfig.for_model(model, **overrides))
+    except _REFUSED as error:
+        raise KvcError("KVC0102", f"{model} cannot be built: {type(error).__name__}: {str(error)[:200]}") from None
+    count = sum(p.numel() for p in built.parameters())
+    if count > MAX_PARAMETERS:
+        raise KvcError("KVC0102", f"{model} has {count:,} parameters even in its small configuration")
+
+
 def _overrides(config: Any, number: int) -> dict[str, Any]:
-    """Small values for those fields that a configuration has, lists of stages at their own length."""
+    """Small values for those fields that a configuration has, in its parts too; lists of stages at their own length."""
     found: dict[str, Any] = {}
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if part is not None and hasattr(part, "to_dict"):
+            found[name] = _overrides(part, number)
     known = config.to_dict()
     for name, values in _SMALL.items():
         value = values[number % len(values)]
