@@ -256,10 +256,11 @@ def _nonfinite(blank: OutputError, got: torch.Tensor, oracle: torch.Tensor, bad:
         return unwritten
     flat = int(bad.reshape(-1).int().argmax())
     where = _position(tuple(got.shape), flat)
-    values = f"{got.reshape(-1)[flat].item()}, the oracle {oracle.reshape(-1)[flat].item()}"
-    return Diagnostic(
-        "KVC0706", f"{blank.output}{list(where)} is {values} ({int(bad.sum()):,} elements; inputs: {blank.input_set})"
-    )
+    mine, theirs = got.reshape(-1)[flat].item(), oracle.reshape(-1)[flat].item()
+    message = f"{blank.output}{list(where)} is {mine}, the oracle {theirs} ({int(bad.sum()):,} elements; inputs: "
+    # JSON has no NaN: the values as text.
+    details = {"output": blank.output, "where": list(where), "got": str(mine), "expected": str(theirs)}
+    return Diagnostic("KVC0706", f"{message}{blank.input_set})", details=details)
 
 
 def _too_far(error: OutputError, got: torch.Tensor, oracle: torch.Tensor, flat: int) -> Diagnostic:
@@ -269,7 +270,8 @@ def _too_far(error: OutputError, got: torch.Tensor, oracle: torch.Tensor, flat: 
         f"{error.tolerance:.1e}, allowed by the working dtype's own error {error.allowed:.2e} "
         f"(inputs: {error.input_set})"
     )
-    return Diagnostic("KVC0701", message, details=error.to_json())
+    values = {"got": got.reshape(-1)[flat].item(), "expected": oracle.reshape(-1)[flat].item()}
+    return Diagnostic("KVC0701", message, details={**error.to_json(), **values})
 
 
 def _bias(
