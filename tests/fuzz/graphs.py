@@ -41,8 +41,8 @@ from tests.optable.harness import is_tensor
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65)
 MOST_ELEMENTS = 6000
 FLOATS = ("f32", "f32", "f32", "f16", "bf16")
-#: Ops that draw numbers or make tensors of nothing have no inputs to compose.
-_LEFT_OUT = re.compile(r"^(random_|rand|bernoulli|dropout|native_dropout|multinomial|empty)")
+#: Ops that draw numbers or make tensors of nothing have no inputs to compose; the last two ask for sorted ones.
+_LEFT_OUT = re.compile(r"^(random_|rand|bernoulli|dropout|native_dropout|multinomial|empty|searchsorted|bucketize)")
 
 
 @dataclass(frozen=True)
