@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Emitter
 from kvc.model.prompt import GOOD, Asked, prompt
 
@@ -43,6 +44,7 @@ class Example:
     knobs: str
     witnesses: int
     microseconds: float | None = None
+    more: tuple[str, ...] = ()  # prompts of the same spec at other sizes, for which the answer is the same
 
 
 @dataclass
@@ -127,10 +129,13 @@ def example_of(row: dict[str, Any], rank: str, lost: Counter[str]) -> Example | 
     except NotAFrame:
         lost["no frame gives it back"] += 1
         return None
+    except KvcError as error:  # an emitter's own, at other sizes
+        lost[f"{row['emitter']}: {error}"] += 1
+        return None
     return Example(
         prompt(asked, row["target"], rank=rank), lifted.answer, row["target"], row["arch"], row["split"], rank,
         row["emitter"], row["op_class"], row["spec_hash"], row["structure"], row["spec_text"], row["knobs"],
-        lifted.witnesses, _time(row),
+        lifted.witnesses, _time(row), tuple(prompt(a, row["target"], rank=rank) for a in lifted.alike),
     )  # fmt: skip
 
 
@@ -154,7 +159,9 @@ def _build(task: tuple[list[dict[str, Any]], int]) -> Built:
     return build_group(*task)
 
 
-def build(rows: Iterable[dict[str, Any]], out: Path, most: int = 4, jobs: int = 2, known: set[str] | None = None) -> Built:
+def build(
+    rows: Iterable[dict[str, Any]], out: Path, most: int = 4, jobs: int = 2, known: set[str] | None = None
+) -> Built:
     """Write the examples of rows to a gzipped file of JSON lines; gives the counts (examples are not kept). `known`:
     keys of groups that are left out."""
     total, number = Built(), 0
@@ -174,4 +181,26 @@ def read(path: Path) -> Iterator[Example]:
     for file in sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]:
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             for line in stream:
-                yield Example(**json.loads(line))
+                data = json.loads(line)
+                yield Example(**{**data, "more": tuple(data["more"])})
+
+
+def keys(path: Path) -> set[str]:
+    """Keys of the groups that examples on file belong to, as `build` names them."""
+    return {f"{e.spec_hash}/{e.target}/{e.arch}/{e.prompt.split()[2]}" for e in read(path)}
+
+
+def canonical_sources(vault: Path, most: int) -> Iterator[tuple[str, str]]:
+    """(target, source) of a vault's kernels as their rules write them for the canonical spec."""
+    from kvc.model.lift import emit
+    from kvc.vault.shards import rows
+
+    for number, row in enumerate(rows(vault, COLUMNS)):
+        if number == most:
+            return
+        emitter = rule(row["target"], row["emitter"])
+        if emitter is not None:
+            knobs = tuple((name, value) for name, value in json.loads(row["knobs"]))
+            made = emit(asked_of(row), emitter, knobs)
+            if made is not None:
+                yield row["target"], made.source

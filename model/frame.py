@@ -216,7 +216,7 @@ def _launch(
         raise NotAFrame(f"{run.kernel} takes {unknown[0][:40]!r}, which is neither operand nor scratch")
     if not 1 <= len(run.grid) <= 3:
         raise NotAFrame(f"{len(run.grid)} sizes of the grid of {run.kernel}")
-    grid = tuple(size(g, names, f"grid of {run.kernel}", 1, 1 << 31) for g in run.grid) + (1, 1)
+    grid = [*(size(g, names, f"grid of {run.kernel}", 1, 1 << 31) for g in run.grid), 1, 1]
     own = dict(run.options)
     options = tuple((k, own.get(k, v)) for k, v in frame.knobs if k in lang.options)
     options += tuple((k, v) for k, v in run.options if k not in dict(options))

@@ -36,10 +36,18 @@ class Witness:
     """The same kernel at other sizes or knobs: its numbers in order, those of the launches first. `alike`: whether the
     text is the same but for numbers; otherwise only the launches count."""
 
-    sizes: dict[str, int]
-    knobs: dict[str, int]
+    asked: Asked
+    candidate: Candidate
     numbers: list[int]
     alike: bool
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        return _integers(self.candidate.knobs)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.asked.sizes
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Lifted:
     target: str
     frame: Frame
     witnesses: int
+    alike: tuple[Asked, ...] = ()  # the spec at other sizes, for which the rule's answer is the same text
 
     @property
     def answer(self) -> str:
@@ -64,13 +73,21 @@ def lift(candidate: Candidate, emitter: Emitter, seed: int = 0) -> Lifted:
     base = _plain(candidate, lang)
     witnesses = list(_witnesses(candidate, emitter, base, lang, seed))
     if any(w.alike for w in witnesses):
-        lifted = Lifted(asked, candidate.target, _lifted(base, asked, lang, witnesses), sum(w.alike for w in witnesses))
+        frame = _lifted(candidate, base, asked, lang, witnesses)
+        lifted = Lifted(asked, candidate.target, frame, sum(w.alike for w in witnesses))
         if is_exact(lifted, candidate):
-            return lifted
+            return replace(lifted, alike=tuple(_also(lifted, candidate, witnesses)))
     plain = Lifted(asked, candidate.target, _with_constants(base, asked, lang), 0)
     if not is_exact(plain, candidate):
         raise NotAFrame(f"{candidate.origin.emitter}: the frame does not give the candidate back")
     return plain
+
+
+def _also(lifted: Lifted, candidate: Candidate, witnesses: Sequence[Witness]) -> Iterator[Asked]:
+    """The other sizes for which the very same answer gives what the rule writes there."""
+    for w in witnesses:
+        if w.alike and w.candidate.knobs == candidate.knobs and is_exact(replace(lifted, asked=w.asked), w.candidate):
+            yield w.asked
 
 
 def is_exact(lifted: Lifted, candidate: Candidate) -> bool:
@@ -83,7 +100,9 @@ def is_exact(lifted: Lifted, candidate: Candidate) -> bool:
         return False
     if (again.launches, again.workspace, again.knobs) != (candidate.launches, candidate.workspace, candidate.knobs):
         return False
-    return [t for _, t in tokens(again.source, lifted.target)] == [t for _, t in tokens(candidate.source, lifted.target)]
+    return [t for _, t in tokens(again.source, lifted.target)] == [
+        t for _, t in tokens(candidate.source, lifted.target)
+    ]
 
 
 def emit(asked: Asked, emitter: Emitter, knobs: tuple[tuple[str, int | str | bool], ...]) -> Candidate | None:
@@ -159,15 +178,14 @@ def _integers(knobs: Sequence[tuple[str, object]]) -> dict[str, int]:
     return {k: v for k, v in knobs if isinstance(v, int) and not isinstance(v, bool)}
 
 
-def _witnesses(
-    candidate: Candidate, emitter: Emitter, base: Frame, lang: Language, seed: int
-) -> Iterator[Witness]:
+def _witnesses(candidate: Candidate, emitter: Emitter, base: Frame, lang: Language, seed: int) -> Iterator[Witness]:
     """The same kernel at other sizes, so that every axis varies that can, and under other knobs."""
     task = candidate.task
     skeleton, shape = _numbers(base)[0], _shape(base)
 
     def witness(spec: KernelSpec, knobs: tuple[tuple[str, int | str | bool], ...]) -> Witness | None:
-        other = emit(Asked(replace(task, spec=spec)), emitter, knobs)
+        asked = Asked(replace(task, spec=spec))
+        other = emit(asked, emitter, knobs)
         if other is None:
             return None
         frame = _plain(other, lang)
@@ -175,7 +193,7 @@ def _witnesses(
         alike = again == skeleton
         if not alike and _shape(frame) != shape:
             return None
-        return Witness({s.name: s.typical for s in spec.sizes}, _integers(knobs), numbers, alike)
+        return Witness(asked, other, numbers, alike)
 
     varied: set[str] = set()
     found = 0
@@ -242,11 +260,11 @@ def _resized(spec: KernelSpec, extents: dict[str, int]) -> KernelSpec:
 # ---------------------------------------------------------------- expressions
 
 
-def _lifted(base: Frame, asked: Asked, lang: Language, witnesses: Sequence[Witness]) -> Frame:
+def _lifted(candidate: Candidate, base: Frame, asked: Asked, lang: Language, witnesses: Sequence[Witness]) -> Frame:
     """The frame with each number that follows from sizes and knobs as an expression."""
     _, numbers, first = _numbers(base)
     domains, wave = domains_of(asked.spec), asked.task.arch.wave_size
-    own = Witness(asked.sizes, _integers(base.knobs), numbers, True)
+    own = Witness(asked, candidate, numbers, True)
     groups = [
         [own, *witnesses],
         [own, *(w for w in witnesses if w.alike)],

@@ -101,8 +101,8 @@ def domain(axes: Sequence[str], sizes: dict[str, int]) -> str:
 
 
 def facts(spec: KernelSpec, sizes: dict[str, int]) -> list[str]:
-    """The pattern of a spec with its groups of axes, then the domains of statements and the rows of operands that are no
-    such group."""
+    """The pattern of a spec with its groups of axes, then the domains of statements and operands that are no such
+    group."""
     from kvc.patterns import Stage, match
 
     pattern = match(spec)
@@ -134,7 +134,8 @@ class Tried:
     message: str
 
     def text(self) -> str:
-        return f"tried {self.schedule}: {self.stage} {self.code} {self.message.splitlines()[0][:96] if self.message else ''}"
+        first = self.message.splitlines()[0][:96] if self.message else ""
+        return f"tried {self.schedule}: {self.stage} {self.code} {first}"
 
 
 def prompt(asked: Asked, target: str, tried: Sequence[Tried] = (), rank: str = "best") -> str:

@@ -125,7 +125,8 @@ class Compiled:
 
 class Emitter(Protocol):
     """Writes source for tasks. `supports` is cheap; `space` lists settings; `propose` yields candidates for one setting
-    (rules yield one and ignore `history`; a model samples and reads the verdicts of its earlier tries)."""
+    (rules yield one and ignore `history`; a model samples and reads the verdicts of its earlier tries, and yields a
+    kvc.verify.verdict.Rejected for an answer that is no kernel)."""
 
     @property
     def name(self) -> str: ...
@@ -188,3 +189,15 @@ def target(name: str) -> Target:
     if name not in known:
         raise KvcError("KVC0105", f"no target {name!r}", hint=f"one of: {', '.join(known)}")
     return known[name]
+
+
+def external_emitter(name: str, target_name: str) -> Emitter | None:
+    """An emitter that belongs to no target: `KIND` or `KIND:ARGUMENT`, made by the factory that is registered under
+    "kvc.emitters" as KIND with (target's name, argument). None where no such kind is registered."""
+    from importlib.metadata import entry_points
+
+    kind, _, argument = name.partition(":")
+    for entry in entry_points(group="kvc.emitters", name=kind):
+        made: Emitter = entry.load()(target_name, argument)
+        return made
+    return None

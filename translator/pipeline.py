@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc.arch import CDNA, ArchSpec
 from kvc.diagnostics import KvcError
-from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task, composites
+from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task, composites, external_emitter
 from kvc.kernel import KernelSpec
 from kvc.logs import tell
 from kvc.patterns import match, why_not
@@ -101,14 +101,20 @@ class NotVerified(KvcError):
 
 
 def emitters_for(target: Target, names: tuple[str, ...]) -> list[Emitter]:
-    """The target's emitters in order of preference, restricted to `names` where given. KVC0105 for an unknown one."""
+    """The target's emitters in order of preference, restricted to `names` where given. External ones (models) come
+    first, and all rules stand behind them unless some rules are named as well. KVC0105 for an unknown name."""
     known = {e.name: e for e in target.emitters()}
+    external: list[Emitter] = []
     for name in names:
-        if name not in known:
+        made = external_emitter(name, target.name) if name not in known else None
+        if made is not None:
+            external.append(made)
+        elif name not in known:
             raise KvcError(
                 "KVC0105", f"target {target.name} has no emitter {name!r}", hint=f"one of: {', '.join(known)}"
             )
-    return [e for e in known.values() if not names or e.name in names]
+    rules = [e for e in known.values() if e.name in names]
+    return [*external, *(rules or ([] if names and not external else known.values()))]
 
 
 def solve(
@@ -128,6 +134,9 @@ def solve(
             attempts.append(Attempt(emitter.name, "", None, f"no setting of its knobs fits {task.arch.name}"))
             continue
         for candidate in emitter.propose(task, space.default, history, bench.seed):
+            if isinstance(candidate, Rejected):  # a model's answer that is no kernel
+                attempts.append(Attempt(emitter.name, "", candidate))
+                continue
             verdict, cached = verdict_of(candidate, target, bench, store, examiner)
             history.append((candidate, verdict))
             attempts.append(Attempt(emitter.name, candidate.schedule, verdict, cached=cached))
