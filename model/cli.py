@@ -1,0 +1,196 @@
+"""`kvc model`: data, tokenizer, training and evaluation of the models that write kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvc.arch import DEFAULT_ARCH
+from kvc.cli_common import ArchOpt, ExecutorOpt, JobsOpt, JsonOpt, SeedOpt, TargetOpt, guarded, print_json
+from kvc.diagnostics import KvcError
+
+app = typer.Typer(help="Models that write kernels.", no_args_is_help=True, rich_markup_mode=None)
+train_app = typer.Typer(help="Train a model.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(train_app, name="train")
+
+OutFile = Annotated[Path, typer.Option("--out", "-o", help="File to write.")]
+OutFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
+RecipeOpt = Annotated[Path, typer.Option("--recipe", help="A YAML file; kvc's own are in model/recipes.")]
+BaseOpt = Annotated[str, typer.Option("--base", help="Instead of the recipe's: zero, a folder or a hub id.")]
+
+
+@app.command()
+@guarded
+def data(
+    vault: Annotated[Path, typer.Option("--vault", help="Folder of shards that `kvc vault build` wrote.")],
+    out: OutFile,
+    each: Annotated[int, typer.Option("--each", min=1, help="Kernels of a spec and target that are kept.")] = 4,
+    known: Annotated[Path | None, typer.Option("--known", help="Examples that exist already, left out here.")] = None,
+    jobs: JobsOpt = 2,
+) -> None:
+    """Make training examples of a vault's verified kernels."""
+    from kvc.model.dataset import COLUMNS, build, keys
+    from kvc.vault.shards import rows
+
+    built = build(rows(vault, COLUMNS), out, each, jobs, keys(known) if known else None)
+    print("\n".join(f"{count:>8} {what}" for what, count in built.lost.most_common()))
+
+
+@app.command()
+@guarded
+def helpers(
+    vault: Annotated[Path, typer.Option("--vault", help="Folder of shards.")],
+    out: OutFile,
+    most: Annotated[int, typer.Option("--most", help="Records that are looked at.")] = 4000,
+) -> None:
+    """Collect the helper functions that kernels share, which frames name instead of repeating."""
+    from kvc.model.dataset import canonical_sources
+    from kvc.model.languages import mine_helpers
+
+    out.write_text(json.dumps(mine_helpers(canonical_sources(vault, most)), indent=1, sort_keys=True) + "\n")
+
+
+@app.command()
+@guarded
+def tokens(
+    examples: Annotated[Path, typer.Option("--examples", help="A .jsonl.gz file, or a folder of them.")],
+    out: OutFolder,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, max=65535)] = 4096,
+    longest: Annotated[int, typer.Option("--longest", help="Tokens of a sequence; longer ones are left out.")] = 4096,
+    as_json: JsonOpt = False,
+) -> None:
+    """Train the tokenizer on examples, and tokenise them: OUT/tokenizer.json and OUT/corpus.npz."""
+    from kvc.model.train.prepare import prepare
+
+    summary = prepare(examples, out, vocabulary, longest)
+    if as_json:
+        print_json(summary)
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in summary.items()))
+
+
+@train_app.command()
+@guarded
+def sft(
+    recipe: RecipeOpt,
+    data_: Annotated[Path, typer.Option("--data", help="From zero: the folder of `kvc model tokens`; else examples.")],
+    out: OutFolder,
+    base: BaseOpt = "",
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Stop after so long, schedule finished (0: no limit).")
+    ] = 0,
+    resume: Annotated[Path | None, typer.Option("--resume", help="A checkpoint folder to go on from.")] = None,
+    answers: Annotated[int, typer.Option("--answers", help="Held-out prompts to answer at the end.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
+) -> None:
+    """Supervised fine-tuning, from zero or of a pretrained base, by one recipe."""
+    from dataclasses import replace
+
+    from kvc.model.train.recipe import read
+
+    made = read(recipe)
+    made = replace(made, base=base) if base else made
+    if made.base == "zero":
+        from kvc.model.train.corpus import Corpus
+        from kvc.model.train.zero import Run, train
+
+        corpus = Corpus.load(data_ / "corpus.npz")
+        train(Run(made, corpus, data_ / "tokenizer.json", out, seconds, resume, answers, device))
+        return
+    from kvc.model.train.pretrained import sft as sft_pretrained
+
+    sft_pretrained(made, data_, out, seconds, resume)
+
+
+@train_app.command()
+@guarded
+def rl(
+    recipe: RecipeOpt,
+    data_: Annotated[Path, typer.Option("--data", help="Examples: a .jsonl.gz file, or a folder of them.")],
+    out: OutFolder,
+    base: Annotated[str, typer.Option("--base", help="The folder that SFT wrote, or a hub id.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="Stop after so long (0: no limit).")] = 0,
+    executor: ExecutorOpt = "sim",
+    device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
+) -> None:
+    """Reinforcement learning: GRPO whose reward is execution."""
+    from kvc.model.train.recipe import read
+    from kvc.model.writer import is_small
+
+    made = read(recipe)
+    if is_small(Path(base)):
+        from kvc.model.train.grpo import Run, train
+
+        train(Run(made, Path(base), data_, out, seconds, executor, device))
+        return
+    from kvc.model.train.pretrained import grpo
+
+    grpo(made, base, data_, out, executor)
+
+
+@app.command(name="eval")
+@guarded
+def evaluate(
+    emitter: Annotated[
+        str, typer.Option("--emitter", help="model, model:PATH[+ADAPTER] or openai:URL#NAME.")
+    ] = "model",
+    vault: Annotated[Path | None, typer.Option("--vault", help="Held-out specs of these shards.")] = None,
+    kernelbench: Annotated[list[str] | None, typer.Option("--problem", help="KernelBench problem files.")] = None,
+    written: Annotated[Path | None, typer.Option("--answers", help="Judge answers.jsonl of a training run.")] = None,
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    most: Annotated[int, typer.Option("--most", min=1, help="Specs at most.")] = 200,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers to each spec.")] = 1,
+    executor: ExecutorOpt = "sim",
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+) -> None:
+    """Pass@k of a model's own kernels: held-out specs, whole KernelBench problems, or answers on file."""
+    from kvc.emitter import external_emitter
+    from kvc.model import evaluate as ev
+    from kvc.model.dataset import COLUMNS
+    from kvc.model.train.reward import Judge
+    from kvc.vault.shards import rows
+
+    result: dict[str, object] = {}
+    with Judge(jobs, executor) as judge:
+        if written is not None:
+            lines = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+            for name in sorted({r["target"] for r in lines}):
+                scored = ev.judge_written([r for r in lines if r["target"] == name][:most], judge, seed)
+                result[f"answers {name}"] = ev.report(scored)
+        if vault is not None or kernelbench:
+            made = external_emitter(emitter, target)
+            if made is None:
+                raise KvcError("KVC0105", f"no emitter {emitter!r}", hint="model, model:PATH or openai:URL#NAME")
+            if vault is not None:
+                asked = ev.questions(rows(vault, COLUMNS), target, most, seed)
+                result[f"heldout {target}"] = ev.report(
+                    list(ev.evaluate(made, asked, judge, samples, seed, lambda t: typer.echo(t, err=True)))  # type: ignore[arg-type]
+                )
+            for path in kernelbench or ():
+                found = ev.problem(path, made, target, arch, judge)  # type: ignore[arg-type]
+                typer.echo(f"{found.name}: {found.passed} of {found.kernels} {found.problem}", err=True)
+                result[found.name] = found
+    _show(result, as_json)
+
+
+def _show(result: dict[str, object], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from kvc.model.evaluate import Problem, Report, wilson
+
+    problems = [v for v in result.values() if isinstance(v, Problem)]
+    if as_json:
+        print_json({k: asdict(v) for k, v in result.items()})  # type: ignore[call-overload]
+        return
+    for name, value in result.items():
+        if isinstance(value, Report):
+            print(f"{name}: {value.text()}")
+    if problems:
+        whole = sum(p.whole for p in problems)
+        low, high = wilson(whole, len(problems))
+        print(f"KernelBench whole, first try: {whole} of {len(problems)} ({100 * low:.1f} to {100 * high:.1f} %)")

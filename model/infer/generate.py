@@ -1,0 +1,139 @@
+"""Sampling from an engine: prompts side by side, each with its own random stream, so that a batch changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from kvc.model.infer.engine import MAX_ROWS, Engine, Unavailable
+from kvc.model.infer.reference import Reference
+from kvc.model.tokenizer import EOS
+from kvc.model.weights import Weights
+
+
+class Runner(Protocol):
+    """What forwards tokens: Engine or Reference."""
+
+    slots: int
+    context: int
+
+    def forward(
+        self, tokens: np.ndarray, slots: np.ndarray, positions: np.ndarray, wanted: np.ndarray
+    ) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`temperature` 0 takes the likeliest token; `top_p` cuts the tail; `most`: tokens of an answer."""
+
+    temperature: float = 0.0
+    top_p: float = 0.95
+    most: int = 2048
+
+
+@dataclass
+class _Sequence:
+    prompt: Sequence[int]
+    rng: np.random.Generator
+    number: int
+    position: int = 0
+    answer: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`finished`: it ended by itself."""
+
+    tokens: tuple[int, ...]
+    finished: bool
+
+
+def runner(weights: Weights, slots: int, context: int | None = None) -> Runner:
+    """The compiled engine, or NumPy where there is no compiler."""
+    try:
+        return Engine(weights, slots, context)
+    except Unavailable:
+        return Reference(weights, slots, context)
+
+
+def generate(
+    engine: Runner, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+) -> list[Answer]:
+    """An answer for each prompt; as many at once as the engine has slots. A prompt that leaves no room has the empty
+    answer. Deterministic: an answer depends on its prompt, its seed and the sampling alone, but for the last bits of
+    sums that are taken in another order for another number of rows."""
+    answers: dict[int, Answer] = {}
+    waiting = [_Sequence(p, np.random.default_rng(seeds[n]), n) for n, p in enumerate(prompts)][::-1]
+    active: dict[int, _Sequence] = {}
+    while waiting or active:
+        for slot in range(engine.slots):
+            while slot not in active and waiting:
+                sequence = waiting.pop()
+                if len(sequence.prompt) >= engine.context:
+                    answers[sequence.number] = Answer((), False)
+                    continue
+                token = sample(_read(engine, slot, sequence), sampling, sequence.rng)
+                _advance(active, answers, slot, sequence, token, engine.context, sampling)
+        for slot, sequence, logits in _step(engine, active):
+            del active[slot]
+            _advance(
+                active, answers, slot, sequence, sample(logits, sampling, sequence.rng), engine.context, sampling
+            )  # fmt: skip
+    return [answers[n] for n in range(len(prompts))]
+
+
+def _read(engine: Runner, slot: int, sequence: _Sequence) -> np.ndarray:
+    """Logits after the prompt."""
+    prompt = np.asarray(sequence.prompt, np.int32)
+    logits = np.empty((0, 0), np.float32)
+    for start in range(0, len(prompt), MAX_ROWS):
+        tokens = prompt[start : start + MAX_ROWS]
+        wanted = np.arange(start, start + len(tokens)) == len(prompt) - 1
+        positions = np.arange(start, start + len(tokens), dtype=np.int32)
+        logits = engine.forward(tokens, np.full(len(tokens), slot, np.int32), positions, wanted)
+    sequence.position = len(prompt)
+    return logits[0]
+
+
+def _step(engine: Runner, active: dict[int, _Sequence]) -> Iterator[tuple[int, _Sequence, np.ndarray]]:
+    """One token for every active sequence."""
+    if not active:
+        return
+    slots = list(active)[:MAX_ROWS]
+    rows = [active[s] for s in slots]
+    logits = engine.forward(
+        np.array([r.answer[-1] for r in rows], np.int32), np.array(slots, np.int32),
+        np.array([r.position for r in rows], np.int32), np.ones(len(rows), bool),
+    )  # fmt: skip
+    for row in rows:
+        row.position += 1
+    yield from [(s, r, logits[n]) for n, (s, r) in enumerate(zip(slots, rows, strict=True))]
+
+
+def _advance(
+    active: dict[int, _Sequence], answers: dict[int, Answer], slot: int, sequence: _Sequence, token: int,
+    context: int, sampling: Sampling,
+) -> None:  # fmt: skip
+    """Take a token: the sequence goes on in its slot, or its answer is done."""
+    if token == EOS:
+        answers[sequence.number] = Answer(tuple(sequence.answer), True)
+        return
+    sequence.answer.append(token)
+    if len(sequence.answer) >= sampling.most or sequence.position >= context:
+        answers[sequence.number] = Answer(tuple(sequence.answer), False)
+    else:
+        active[slot] = sequence
+
+
+def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
+    """A token of the distribution that `sampling` leaves."""
+    if sampling.temperature <= 0:
+        return int(logits.argmax())
+    scaled = logits.astype(np.float64) / sampling.temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    kept = order[: int(np.searchsorted(np.cumsum(p[order]), sampling.top_p)) + 1]
+    return int(rng.choice(kept, p=p[kept] / p[kept].sum()))

@@ -1,0 +1,66 @@
+"""Checkpoints in shards of a few MiB: plain bytes and an index with digests, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kvc.diagnostics import KvcError
+
+INDEX = "checkpoint.json"
+SHARD_BYTES = 15 << 20
+
+
+def save(folder: Path, arrays: Mapping[str, np.ndarray], state: dict[str, Any], limit: int = SHARD_BYTES) -> None:
+    """Write arrays in shards below `limit` bytes and, last, the index with `state` (JSON-able)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, Any]] = []
+    stream, names = bytearray(), []
+    kept = [(name, np.ascontiguousarray(a)) for name, a in arrays.items()]
+
+    def flush() -> None:
+        if names:
+            file = f"shard-{len(shards):03d}.bin"
+            _write(folder / file, bytes(stream))
+            shards.append({"file": file, "sha256": hashlib.sha256(stream).hexdigest(), "arrays": list(names)})
+            stream.clear()
+            names.clear()
+
+    for name, array in kept:
+        data = array.tobytes()
+        for part in range(0, max(len(data), 1), limit):
+            piece = data[part : part + limit]
+            if len(stream) + len(piece) > limit:
+                flush()
+            names.append([name, array.dtype.str, list(array.shape), len(piece)])
+            stream += piece
+    flush()
+    _write(folder / INDEX, json.dumps({"shards": shards, "state": state}).encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def load(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and state. KVC0804 for a shard that is not what the index says."""
+    index = json.loads((folder / INDEX).read_text())
+    parts: dict[str, tuple[str, list[int], io.BytesIO]] = {}
+    for shard in index["shards"]:
+        data = (folder / shard["file"]).read_bytes()
+        if hashlib.sha256(data).hexdigest() != shard["sha256"]:
+            raise KvcError("KVC0804", f"{shard['file']} of {folder} has another digest than the index says")
+        at = 0
+        for name, dtype, shape, length in shard["arrays"]:
+            parts.setdefault(name, (dtype, shape, io.BytesIO()))[2].write(data[at : at + length])
+            at += length
+    arrays = {n: np.frombuffer(s.getvalue(), np.dtype(d)).reshape(shape) for n, (d, shape, s) in parts.items()}
+    return arrays, index["state"]

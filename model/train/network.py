@@ -1,0 +1,159 @@
+"""The decoder in plain PyTorch, with the parameter names of Qwen3 checkpoints: what is trained from zero.
+
+Sequences start at position 0 and are padded on the right, so that causal attention needs no mask. Inference in batches
+runs over a cache of fixed size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from kvc.model.shape import Shape
+from torch import Tensor, nn
+
+Cache = list[tuple[Tensor, Tensor]]
+
+
+class Norm(nn.Module):
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.ones(size)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.epsilon).to(x.dtype)
+
+
+def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of x [batch, heads, time, head]; cosine and sine are [time, head / 2]."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+
+class Attention(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.q_proj = nn.Linear(s.hidden, s.heads * s.head, bias=False)
+        self.k_proj = nn.Linear(s.hidden, s.kv_heads * s.head, bias=False)
+        self.v_proj = nn.Linear(s.hidden, s.kv_heads * s.head, bias=False)
+        self.o_proj = nn.Linear(s.heads * s.head, s.hidden, bias=False)
+        self.q_norm, self.k_norm = Norm(s.head, s.epsilon), Norm(s.head, s.epsilon)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: tuple[Tensor, Tensor] | None, at: int) -> Tensor:
+        s, (batch, time, _) = self.s, x.shape
+        q = turn(self.q_norm(self.q_proj(x).view(batch, time, s.heads, s.head)).transpose(1, 2), cosine, sine)
+        k = turn(self.k_norm(self.k_proj(x).view(batch, time, s.kv_heads, s.head)).transpose(1, 2), cosine, sine)
+        v = self.v_proj(x).view(batch, time, s.kv_heads, s.head).transpose(1, 2)
+        if cache is not None:
+            cache[0][:, :, at : at + time], cache[1][:, :, at : at + time] = k, v
+            k, v = cache[0][:, :, : at + time], cache[1][:, :, : at + time]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=time > 1, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).reshape(batch, time, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, s: Shape, dropout: float) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(s.hidden, s.epsilon)
+        self.self_attn = Attention(s)
+        self.post_attention_layernorm = Norm(s.hidden, s.epsilon)
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": nn.Linear(s.hidden, s.inner, bias=False),
+                "up_proj": nn.Linear(s.hidden, s.inner, bias=False),
+                "down_proj": nn.Linear(s.inner, s.hidden, bias=False),
+            }
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: tuple[Tensor, Tensor] | None, at: int) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cosine, sine, cache, at))
+        y = self.post_attention_layernorm(x)
+        gated = F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y)
+        return x + self.dropout(self.mlp["down_proj"](gated))
+
+
+class Decoder(nn.Module):
+    """Logits [batch, time, vocabulary] of tokens [batch, time]. `dropout`: of what each half-layer adds."""
+
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(shape.vocabulary, shape.hidden),
+                "layers": nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers)),
+                "norm": Norm(shape.hidden, shape.epsilon),
+            }
+        )
+        half = torch.arange(0, shape.head, 2, dtype=torch.float64) / shape.head
+        angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), shape.theta**-half)
+        self.register_buffer("cosine", angles.cos().float(), persistent=False)
+        self.register_buffer("sine", angles.sin().float(), persistent=False)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                deep = 1 / (2 * shape.layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                nn.init.normal_(p, 0.0, 0.02 * deep)
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None, at: int = 0) -> Tensor:
+        x = self.model["embed_tokens"](tokens)
+        time = tokens.shape[1]
+        cosine, sine = (t[at : at + time].to(x.dtype) for t in (self.cosine, self.sine))
+        for n, block in enumerate(self.model["layers"]):  # type: ignore[arg-type]
+            x = block(x, cosine, sine, cache[n] if cache is not None else None, at)
+        return F.linear(self.model["norm"](x), self.model["embed_tokens"].weight)
+
+    def new_cache(self, batch: int, time: int, dtype: torch.dtype) -> Cache:
+        s, device = self.shape, self.cosine.device
+        size = (batch, s.kv_heads, time, s.head)
+        return [
+            (torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
+            for _ in range(s.layers)
+        ]  # fmt: skip
+
+
+@torch.no_grad()
+def sample(
+    network: Decoder,
+    prompts: list[list[int]],
+    most: int,
+    end: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> list[list[int]]:
+    """Answers to prompts, all in step: a sequence reads its own prompt token by token, then writes. Stops when all have
+    ended or at `most` tokens an answer. Greedy at temperature 0."""
+    network.eval()
+    device = network.cosine.device
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    longest = max(map(len, prompts))
+    steps = min(longest + most, network.shape.context)
+    forced = torch.zeros(len(prompts), steps, dtype=torch.long, device=device)
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    for n, p in enumerate(prompts):
+        forced[n, : len(p)] = torch.tensor(p[:steps], device=device)
+    cache = network.new_cache(len(prompts), steps, dtype)
+    written, done = forced.clone(), torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    first = min(map(len, prompts))
+    with torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
+        logits = network(forced[:, :first], cache, 0)[:, -1]
+        for at in range(first, steps):
+            chosen = _choose(logits.float(), temperature, generator)
+            writing = at >= lengths
+            token = torch.where(writing, torch.where(done, end, chosen), forced[:, at])
+            written[:, at] = token
+            done |= writing & ((token == end) | (at + 1 - lengths >= most))
+            if at % 32 == 0 and bool(done.all()):
+                break
+            logits = network(token[:, None], cache, at)[:, -1]
+    answers = []
+    for row, prompt in zip(written.tolist(), prompts, strict=True):
+        answer = row[len(prompt) : len(prompt) + most]
+        answers.append(answer[: answer.index(end)] if end in answer else answer)
+    return answers
+
+
+def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    if temperature <= 0:
+        return logits.argmax(-1)
+    return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)[:, 0]
