@@ -15,14 +15,17 @@ the rules matters, the rules themselves do not overlap:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from kvc.attention import Attention
+from kvc.canonical import rename
 from kvc.cost import evaluations, is_transcendental, launches, price
 from kvc.emitter import Composite
 from kvc.kernel import KernelSpec, loads
 from kvc.passes.access import loads_in_index
 from kvc.passes.extract import extract
+from kvc.passes.forms import Form, Forms
 from kvc.patterns import Contraction, Pattern, Pointwise, Rows, Staged, Window, match, operands_of, points
 
 TINY_POINTS = 1024  # one workgroup's worth
@@ -43,11 +46,22 @@ _ATTENTION_REDUCTIONS = 4  # two contractions, the maximum and the sum
 
 @dataclass(frozen=True)
 class Trial:
-    """A kernel that a group of statements would make."""
+    """A kernel that a group of statements would make. `like` is the kernel of an equal group (kvc.passes.forms), whose
+    tensors `names` renames; most trials are turned down for what holds for both."""
 
-    spec: KernelSpec
-    pattern: Pattern
     price: float
+    kind: type[Pattern]
+    launches: int
+    like: KernelSpec
+    names: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @cached_property
+    def spec(self) -> KernelSpec:
+        return rename(self.like, self.names, {}) if self.names else self.like
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        return match(self.spec)
 
 
 class Fusion:
@@ -65,6 +79,8 @@ class Fusion:
         self.members: dict[str, set[int]] = {}  # all groups that compute it
         self.barriers = {len(self.position) + i: barrier for i, barrier in enumerate(barriers)}
         self.trials: dict[tuple[tuple[str, ...], tuple[str, ...]], Trial] = {}
+        self.forms = Forms(whole)
+        self.models: dict[Form, tuple[Trial, tuple[str, ...]]] = {}  # the first trial of each form, and its tensors
         for target, tensors in self.reads.items():
             loop = whole.stmt[target].loop
             group = self.position[target if loop is None else whole.loops[loop][0].target]
@@ -112,10 +128,15 @@ class Fusion:
 
     def reaches_around(self, first: int, last: int) -> bool:
         """Whether `last` depends on `first` through some third group."""
+        # What depends on a group has a statement after the group's first one.
+        start = self.position[self.groups[first][0]]
         stack = [g for g in self.producers(last) if g != first]
         seen = set(stack)
         while stack:
-            for producer in self.producers(stack.pop()):
+            group = stack.pop()
+            if group in self.groups and self.position[self.groups[group][-1]] < start:
+                continue
+            for producer in self.producers(group):
                 if producer == first:
                     return True
                 if producer not in seen:
@@ -130,16 +151,26 @@ class Fusion:
         outputs = self.outputs(ordered, groups)
         key = (ordered, outputs)
         if key not in self.trials:
-            spec = extract(self.whole, ordered, outputs)
-            pattern = match(spec)
-            self.trials[key] = Trial(spec, pattern, price(spec, pattern))
+            self.trials[key] = self._tried(ordered, outputs)
         return self.trials[key]
+
+    def _tried(self, targets: tuple[str, ...], outputs: tuple[str, ...]) -> Trial:
+        found = self.forms.of(targets, outputs)
+        if found is None:
+            return _trial(extract(self.whole, targets, outputs))
+        form, names = found
+        if form not in self.models:
+            self.models[form] = _trial(extract(self.whole, targets, outputs)), names
+            return self.models[form][0]
+        model, theirs = self.models[form]
+        renamed = {a: b for a, b in zip(theirs, names, strict=True) if a != b}
+        return replace(model, names=renamed)
 
     def kernel(self, group: int) -> Trial:
         return self.trial(self.groups[group], (group,))
 
     def kind(self, group: int) -> type:
-        return type(self.kernel(group).pattern)
+        return self.kernel(group).kind
 
     def _is_closed(self, group: int) -> bool:
         """Whether a group never takes anything in: a barrier, or a loop, whose steps are one kernel by themselves."""
@@ -174,8 +205,8 @@ class Fusion:
             return "a third kernel stands between them"
         before = (self.kernel(first), self.kernel(second))
         merged = self.trial({*self.groups[first], *self.groups[second]}, (first, second))
-        kinds = [type(t.pattern).__name__.lower() for t in (*before, merged)]
-        if isinstance(merged.pattern, Staged):
+        kinds = [t.kind.__name__.lower() for t in (*before, merged)]
+        if issubclass(merged.kind, Staged):
             return f"{kinds[0]} and {kinds[1]} together fit no schedule: each stage would be a launch of its own"
         if not _keeps_schedule(before, merged):
             return f"together they would be a {kinds[2]} kernel, a worse schedule than {kinds[0]} and {kinds[1]} apart"
@@ -230,7 +261,7 @@ class Fusion:
         for t in set(whole) - set(left) - {target}:
             self.members[t].discard(group)
         after = self.kernel(group)
-        if type(after.pattern) is type(before.pattern) and gain + before.price - after.price > 0:
+        if after.kind is before.kind and gain + before.price - after.price > 0:
             return True
         self.groups, self.owner = saved[0], saved[1]
         self.members.update(saved[2])
@@ -268,11 +299,11 @@ class Fusion:
             if self._is_closed(reader):
                 return None
             before = self.kernel(reader)
-            feeds = isinstance(before.pattern, Contraction) and _feeds_operand(before, set(targets))
+            feeds = issubclass(before.kind, Contraction) and _feeds_operand(before, set(targets))
             if feeds and prologue is None:
                 return None
             after = self.trial({*self.groups[reader], *targets}, (reader,))
-            if type(after.pattern) is not type(before.pattern) or launches(after.pattern) > launches(before.pattern):
+            if after.kind is not before.kind or after.launches > before.launches:
                 return None
             if feeds and prologue is not None and not _is_light_prologue(after, prologue):
                 return None
@@ -293,13 +324,13 @@ class Fusion:
     def run(self) -> Fusion:
         if "attention" in self.composites:
             self._form_attention(self.composites["attention"])
-        self._grow((Contraction,), lambda t: isinstance(t.pattern, Contraction), backwards=False)
-        self._grow((Rows, Window), lambda t: isinstance(t.pattern, Rows | Window), backwards=True)
+        self._grow((Contraction,), lambda t: issubclass(t.kind, Contraction), backwards=False)
+        self._grow((Rows, Window), lambda t: issubclass(t.kind, (Rows, Window)), backwards=True)
         for group in sorted(self.groups, reverse=True):
             if group in self.groups and self.kind(group) is Pointwise:
                 self.recompute(group)
-        self._grow((Staged,), lambda t: isinstance(t.pattern, Staged), backwards=True)
-        self._grow((Pointwise,), lambda t: isinstance(t.pattern, Pointwise), backwards=False)
+        self._grow((Staged,), lambda t: issubclass(t.kind, Staged), backwards=True)
+        self._grow((Pointwise,), lambda t: issubclass(t.kind, Pointwise), backwards=False)
         self._siblings()
         self._shed()
         return self
@@ -400,20 +431,25 @@ class Fusion:
             for tensor in sorted(self.inputs(group)):
                 shared.setdefault(tensor, []).append(group)
             trial = self.kernel(group)
-            if isinstance(trial.pattern, Pointwise) and _domain(trial)[0] <= TINY_POINTS:
+            if issubclass(trial.kind, Pointwise) and _domain(trial)[0] <= TINY_POINTS:
                 shared.setdefault(_domain(trial), []).append(group)
         for groups in shared.values():
             for i, first in enumerate(groups):
                 for second in groups[i + 1 :]:
                     if first in self.groups and second in self.groups and self._are_siblings(first, second):
-                        self.merge(first, second, lambda t, kind=self.kind(first): type(t.pattern) is kind)  # type: ignore[misc]
+                        self.merge(first, second, lambda t, kind=self.kind(first): t.kind is kind)  # type: ignore[misc]
 
     def _are_siblings(self, first: int, second: int) -> bool:
         a, b = self.kernel(first), self.kernel(second)
-        if type(a.pattern) is not type(b.pattern) or not isinstance(a.pattern, Pointwise | Rows | Window):
+        if a.kind is not b.kind or not issubclass(a.kind, (Pointwise, Rows, Window)):
             return False
         operands = {o.name for t in (a, b) for o in (*t.spec.inputs, *t.spec.outputs)}
         return len(operands) <= MAX_OPERANDS and _domain(a) == _domain(b)
+
+
+def _trial(spec: KernelSpec) -> Trial:
+    pattern = match(spec)
+    return Trial(price(spec, pattern), type(pattern), launches(pattern), spec)
 
 
 def _domain(trial: Trial) -> tuple[int, int]:
@@ -427,9 +463,9 @@ def _domain(trial: Trial) -> tuple[int, int]:
 
 def _keeps_schedule(before: tuple[Trial, Trial], merged: Trial) -> bool:
     """A contraction stays one (matrix cores), and a generic kernel gains no launch for what it takes in."""
-    if any(isinstance(t.pattern, Contraction) for t in before) and not isinstance(merged.pattern, Contraction):
+    if any(issubclass(t.kind, Contraction) for t in before) and not issubclass(merged.kind, Contraction):
         return False
-    return launches(merged.pattern) < sum(launches(t.pattern) for t in before)
+    return merged.launches < sum(t.launches for t in before)
 
 
 def _feeds_operand(contraction: Trial, added: set[str]) -> bool:

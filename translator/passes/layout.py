@@ -23,7 +23,7 @@ def relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
             reads.setdefault(load.tensor, []).append(load)
     for group in fusion.groups:
         trial = fusion.kernel(group)
-        contraction = isinstance(trial.pattern, Contraction)
+        contraction = issubclass(trial.kind, Contraction)
         for out in trial.spec.outputs:
             # Outputs of a pointwise kernel share one order, so that one index serves them all.
             if out.name in fusion.live or not (contraction or len(trial.spec.outputs) == 1):

@@ -6,10 +6,12 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvc.canonical import rename
 from kvc.check import check_kernel
 from kvc.emitter import Composite
 from kvc.kernel import KernelSpec
 from kvc.passes.extract import extract
+from kvc.passes.forms import Form, Forms
 from kvc.passes.fuse import Barrier, Fusion
 from kvc.passes.inline import fold_views
 from kvc.passes.layout import relayout
@@ -39,6 +41,7 @@ def partition(
     name for the statements it computes; `composites` are what the target writes as one kernel (kvc.emitter)."""
     fusion = grouped(whole, barriers, composites)
     whole = relayout(fusion.whole, fusion)
+    cutter = _Cutter(whole)
     steps: list[Cut | Barrier] = []
     for group in _order(fusion):
         if group in fusion.barriers:
@@ -46,9 +49,28 @@ def partition(
             continue
         targets = fusion.groups[group]
         outputs = fusion.outputs(targets, (group,))
-        spec = extract(whole, targets, outputs, name(targets) if name else "kernel")
-        steps.append(Cut(check_kernel(spec), targets))
+        steps.append(Cut(cutter.cut(targets, outputs, name(targets) if name else "kernel"), targets))
     return steps
+
+
+class _Cutter:
+    """Cuts kernels out of a whole spec; what differs only in the names of tensors is worked out once."""
+
+    def __init__(self, whole: KernelSpec) -> None:
+        self.whole = whole
+        self.forms = Forms(whole)
+        self.done: dict[Form, tuple[KernelSpec, tuple[str, ...]]] = {}
+
+    def cut(self, targets: Sequence[str], outputs: Sequence[str], name: str) -> KernelSpec:
+        found = self.forms.of(targets, outputs)
+        if found is not None and found[0] in self.done:
+            spec, theirs = self.done[found[0]]
+            if spec.name == name and not set(found[1]) & set(spec.size):
+                return rename(spec, dict(zip(theirs, found[1], strict=True)), {})
+        spec = check_kernel(extract(self.whole, targets, outputs, name))
+        if found is not None:
+            self.done.setdefault(found[0], (spec, found[1]))
+        return spec
 
 
 def grouped(whole: KernelSpec, barriers: Sequence[Barrier] = (), composites: Sequence[Composite] = ()) -> Fusion:
