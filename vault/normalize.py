@@ -25,7 +25,7 @@ _C_WORDS = """
     auto bool break case char class const constexpr continue default do double else enum extern false float for if
     inline int long namespace return short signed sizeof static struct switch template true typedef typename unsigned
     using void volatile while __global__ __device__ __shared__ __launch_bounds__ threadIdx blockIdx blockDim gridDim
-    x y z __syncthreads include define
+    __syncthreads include define
 """
 _KEPT_C = frozenset(_C_WORDS.split())
 _KEPT_PYTHON = frozenset(keyword.kwlist) | {"tl", "triton", "jit", "constexpr"}

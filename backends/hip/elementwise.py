@@ -153,7 +153,8 @@ class Elementwise:
             return False
         loaded = rehearse(scope, lambda inner: [inner.at(s) for s in stmts])
         return all(
-            lanes.is_shared(offset) or (load.other is None and lanes.is_pack(kernel, load.tensor, offset))
+            lanes.is_shared(offset)
+            or (load.other is None and lanes.is_bound(kernel, offset) and lanes.is_pack(kernel, load.tensor, offset))
             for load, offset in loaded.items()
         )
 

@@ -42,6 +42,11 @@ class Lanes:
         """Whether the value is the same in all lanes."""
         return self.axis is None or self.axis not in walk(expr)
 
+    @staticmethod
+    def is_bound(kernel: Kernel, offset: Expr) -> bool:
+        """Whether an offset can be computed ahead of the lane loop: it reads no axis of a loop inside the body."""
+        return all(e.name in kernel.axis_text for e in walk(offset) if isinstance(e, Axis))
+
     def is_pack(self, kernel: Kernel, tensor: str, offset: Expr) -> bool:
         """Whether lanes 0..width-1 are consecutive elements from an aligned start."""
         if self.axis is None:
@@ -88,7 +93,7 @@ def read_shared(scope: Scope, lanes: Lanes, body: Body) -> dict[Load, Val]:
     lane = kernel.axis_text[lanes.axis.name]
     for load, offset in rehearse(scope, body).items():
         whole = Load(load.tensor, load.index)
-        if load.other is not None:
+        if load.other is not None or not lanes.is_bound(kernel, offset):
             continue
         if lanes.is_shared(offset):
             scope.tensor(load.tensor, load.index)
