@@ -12,7 +12,7 @@ SOURCES := translator frontends backends simulator autotune model vault bench
 FILESET := $(shell find $(SOURCES) -type f -not -name '*.pyc' | LC_ALL=C sort | cat - pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.kvc-$(FILESET)
 
-.PHONY: setup demo test test-long lint format clean
+.PHONY: setup demo test test-long lint format docs clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,11 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation as a site in build/site; a broken link fails.
+docs: setup
+	$(BIN)/python -m pip install --quiet 'mkdocs-material>=9.6,<10'
+	$(BIN)/python -m mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build out *.egg-info
