@@ -12,6 +12,7 @@ then goes through the judge's gates like anything else. Kernels are executed her
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -203,6 +204,8 @@ def main() -> None:
     rules = Policy.from_json(sys.argv[1])
     # Confined before anything else is imported. What a compiler prints must not reach the pipe.
     report = enter(rules)
+    # Decoding a program makes many small objects that live on: at the default pace the collector walks them each time.
+    gc.set_threshold(50_000, 20, 50)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     stdin = sys.stdin.buffer
