@@ -167,8 +167,34 @@ def _elf_symbol(image: bytes, name: str, size: int) -> bytes:
     raise KvcError("KVC0901", f"symbol {name!r} is not in the code object")
 
 
+#: What a descriptor or metadata can sensibly say, largest values: beyond, the text is no compiler's.
+_LARGEST = {
+    "kernarg_bytes": 1 << 16, "lds": 1 << 20, "vgprs": 1024, "agprs": 1024, "sgprs": 1024, "vgpr_spills": 1 << 20,
+    "sgpr_spills": 1 << 20, "scratch": 1 << 24, "wave_size": 64, "max_flat_workgroup": 1 << 16,
+}  # fmt: skip
+
+
 def kernels_of(assembly: Assembly, code_object: bytes | None) -> dict[str, KernelInfo]:
-    """All kernels of a file by name."""
+    """All kernels of a file by name. KVC0901 where metadata or descriptors are not what a compiler writes."""
+    try:
+        found = _kernels_of(assembly, code_object)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, struct.error) as error:
+        raise KvcError("KVC0901", f"metadata or descriptor: {type(error).__name__}: {error}") from error
+    for info in found.values():
+        for name, most in _LARGEST.items():
+            value = getattr(info, name)
+            if type(value) is not int or not 0 <= value <= most:
+                raise KvcError("KVC0901", f"kernel {info.name}: {name} is {value!r}")
+        if not 0 <= info.descriptor.user_sgprs <= 32:
+            raise KvcError("KVC0901", f"kernel {info.name}: {info.descriptor.user_sgprs} user SGPRs, of at most 32")
+        for arg in (*info.args, *info.hidden.values()):
+            place = (arg.offset, arg.size)
+            if any(type(n) is not int or not 0 <= n <= _LARGEST["kernarg_bytes"] for n in place):
+                raise KvcError("KVC0901", f"kernel {info.name}: argument {arg.name} lies at {place}")
+    return found
+
+
+def _kernels_of(assembly: Assembly, code_object: bytes | None) -> dict[str, KernelInfo]:
     out: dict[str, KernelInfo] = {}
     metadata = {entry[".name"]: entry for entry in assembly.metadata.get("amdhsa.kernels") or []}
     for name in assembly.descriptors:

@@ -14,7 +14,7 @@ from kvc.simulator.abi import KernelInfo, kernels_of
 from kvc.simulator.asm import DATA_BASE, Assembly, Instruction, parse
 from kvc.simulator.isa.table import REGISTRY
 from kvc.simulator.operands import refuse
-from kvc.simulator.state import EXEC, N_VECTOR, SCALAR_BIT
+from kvc.simulator.state import EXEC, N_VECTOR, SCALAR_BIT, VCC
 from kvc.simulator.step import Step
 
 _REGISTER = re.compile(r"(?<![\w.$@])([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])(?![\w.$@])")
@@ -119,7 +119,15 @@ class Program:
 
 
 def decode(ins: Instruction, assembly: Assembly, arch_name: str) -> Step:
-    """Bind one instruction. KVC0902 naming it when the simulator does not know it."""
+    """Bind one instruction. KVC0902 naming it when the simulator does not know it, or its operands are not its own."""
+    try:
+        return _decode(ins, assembly, arch_name)
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        # Decoders take operands by position and kind: text that no assembler wrote has too few, or others.
+        raise refuse(ins, f"operands of {ins.name!r} ({type(error).__name__})") from error
+
+
+def _decode(ins: Instruction, assembly: Assembly, arch_name: str) -> Step:
     name = ins.name
     if name in lanes.DECODERS:
         return lanes.DECODERS[name](ins, assembly)
@@ -175,6 +183,11 @@ def _registers(assembly: Assembly) -> Registers:
     for ins in assembly.code:
         for text in ins.operands:
             for kind, one, first, last in _REGISTER.findall(text):
+                if last and int(last) < int(first):
+                    raise KvcError("KVC0901", f"line {ins.line}: {text}: the registers run backwards")
                 top[kind] = max(top[kind], int(last or first or one) + 1)
-    assert top["v"] <= N_VECTOR // 2
+    if max(top["v"], top["a"]) > N_VECTOR // 2:
+        raise KvcError("KVC0901", f"v{top['v'] - 1} or a{top['a'] - 1}: a wave has {N_VECTOR // 2} of each")
+    if top["s"] > VCC:
+        raise KvcError("KVC0901", f"s{top['s'] - 1}: a wave has s0 to s{VCC - 1}")
     return Registers(max(top["v"], 1), top["a"], min(top["s"], 102))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import kvc
 from kvc.diagnostics import KvcError
 from kvc.emitter import Compiled
+from kvc.lock_shape import problems
 from kvc.module_source import KernelFile, identifier, module_source, safetensors, state_name
 from kvc.pipeline import Listener, NotVerified, Translation, silent
 from kvc.plan import Fallback, Invoke
@@ -304,11 +305,14 @@ def read_lock_text(text: str, name: str) -> dict[str, Any]:
     """The lock in a text that comes from `name`. KVC0802 where it is none."""
     try:
         lock = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         hint = "give a folder that `kvc translate -o` wrote"
         raise KvcError("KVC0802", f"{name} is no JSON: {error}", hint=hint) from None
     if not isinstance(lock, dict) or lock.get("format") != FORMAT:
         raise KvcError("KVC0802", f"{name} is not of format {FORMAT}", hint="translate again with this kvc")
+    wrong = next(problems(lock), None)
+    if wrong is not None:
+        raise KvcError("KVC0802", f"{name}: {wrong}", hint="translate again, or take the lock from version control")
     return lock
 
 

@@ -12,6 +12,7 @@ from kvc.diagnostics import KvcError, Location
 from kvc.dtypes import DType, dtype
 from kvc.graph import Arg, Graph, Input, Node, Ref, TensorType
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
+from lark.exceptions import VisitError
 
 _PLACE = re.compile(r"#\s*(\S+?)(?::(\d+))?\s*$")
 
@@ -140,4 +141,10 @@ def parse_graph(text: str, file: str = "<text>") -> Graph:
     except UnexpectedInput as e:
         context = e.get_context(text, 30).rstrip()
         raise KvcError("KVC0301", f"unexpected input\n{context}", Location(file, max(e.line, 0))) from None
+    except VisitError as e:
+        if not isinstance(e.orig_exc, ValueError):
+            raise
+        raise KvcError("KVC0301", str(e.orig_exc), Location(file)) from None
+    except RecursionError:
+        raise KvcError("KVC0301", "nested too deeply", Location(file)) from None
     return check_graph(graph)

@@ -30,6 +30,9 @@ from kvc.kernel import (
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 from lark.exceptions import VisitError
 
+#: Levels of an expression that the passes, which recurse, are sure to bear.
+DEEPEST = 150
+
 
 @cache
 def _grammar() -> Lark:
@@ -204,10 +207,28 @@ def parse_unchecked(text: str, file: str = "<text>") -> list[KernelSpec]:
         context = e.get_context(text, 30).rstrip()
         raise KvcError("KVC0301", f"unexpected input\n{context}", Location(file, max(e.line, 0))) from None
     except VisitError as e:
+        if isinstance(e.orig_exc, ValueError):  # a number of thousands of digits
+            raise KvcError("KVC0301", str(e.orig_exc), Location(file)) from None
         if not isinstance(e.orig_exc, _Misuse):
             raise
         raise KvcError("KVC0301", str(e.orig_exc), Location(file, e.orig_exc.line)) from None
+    except RecursionError:
+        raise KvcError("KVC0301", "nested too deeply", Location(file)) from None
+    for kernel in kernels:
+        for stmt in kernel.body:
+            if any(depth_of(part) > DEEPEST for part in stmt.roots):
+                raise KvcError("KVC0301", f"{stmt.target}: an expression deeper than {DEEPEST} levels", Location(file))
     return kernels
+
+
+def depth_of(expr: Expr) -> int:
+    """Levels of an expression's tree, counted without recursion."""
+    deepest, pending = 0, [(expr, 1)]
+    while pending:
+        node, depth = pending.pop()
+        deepest = max(deepest, depth)
+        pending += [(child, depth + 1) for child in node.children]
+    return deepest
 
 
 def parse_kernel(text: str, file: str = "<text>") -> KernelSpec:
