@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvc.dtypes import DType
 from kvc.kernel import Axis, Call, Expr, KernelSpec, Load, Scatter, walk
+from kvc.verify.index_ranges import float_indices, narrowed
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,8 @@ class Domain:
 
 
 def integer_ranges(spec: KernelSpec) -> dict[str, tuple[int, int]]:
-    """[low, high) for each integer operand: [0, extent) of the smallest axis that it indexes or is compared with."""
+    """[low, high) for each integer operand, and for each float operand whose values become an index: [0, extent) of the
+    smallest axis that it indexes or is compared with, less what arithmetic on the way to the index adds."""
     limits: dict[str, int] = {}
     sources = _integer_sources(spec)
 
@@ -59,7 +61,8 @@ def integer_ranges(spec: KernelSpec) -> dict[str, tuple[int, int]]:
         if isinstance(stmt.over, Scatter):
             for index, axis in zip(stmt.over.index, stmt.axes, strict=True):
                 limit(index, spec.extent(axis))
-    return {o.name: _range(o.dtype, limits.get(o.name)) for o in spec.inputs if o.dtype.is_integer}
+    ranges = {o.name: _range(o.dtype, limits.get(o.name)) for o in spec.inputs if o.dtype.is_integer}
+    return narrowed(spec, {**ranges, **{name: (0, extent) for name, extent in float_indices(spec).items()}})
 
 
 def _range(dtype: DType, limit: int | None) -> tuple[int, int]:
@@ -91,7 +94,7 @@ def draw(spec: KernelSpec, name: str, seed: int, domain: Domain = Domain()) -> d
         to = getattr(torch, operand.dtype.torch_name)
         if operand.dtype.kind == "bool":
             inputs[operand.name] = torch.rand(shape, generator=generator) < 0.5
-        elif operand.dtype.is_integer:
+        elif operand.name in ranges:
             low, high = ranges[operand.name]
             inputs[operand.name] = torch.randint(low, high, shape, generator=generator).to(to)
         else:
