@@ -19,17 +19,14 @@ from dataclasses import dataclass
 
 from kvc.diagnostics import KvcError
 from kvc.emitter import Compiled
-from kvc.executor import LaunchPlan
 from kvc.simulator.executor import SimExecutor
 from kvc.simulator.machine import SimOptions
 from kvc.verify.buffers import bind, launch_plans, outputs_of
 from kvc.verify.compare import compare
-from kvc.verify.judge import Bench, judge
 from kvc.verify.oracle import Examiner
-from kvc.verify.verdict import Verified
 
 from tests.adversarial.faults import Fault
-from tests.adversarial.local import MAX_INSTRUCTIONS, LocalPool
+from tests.adversarial.local import MAX_INSTRUCTIONS
 from tests.adversarial.subjects import Subject
 from tests.simulator import trace
 
@@ -187,12 +184,3 @@ def _against_eager(subject: Subject, buffers: dict, reference: object, examiner:
         eager = result.error.working + max(floor, 0.0)
         worst = max(worst, result.error.error / eager if eager else 0.0)
     return worst
-
-
-def survives(subject: Subject, compiled: Compiled) -> bool:
-    """Whether the judge lets a changed kernel pass."""
-    return isinstance(judge(subject.candidate, Bench(LocalPool(compiled), "sim"), subject.examiner), Verified)  # type: ignore[arg-type]
-
-
-def plan_of(subject: Subject, kernel: str) -> LaunchPlan:
-    return next(plan for plan in subject.plans if plan.kernel == kernel)

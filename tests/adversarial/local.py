@@ -23,8 +23,8 @@ MAX_INSTRUCTIONS = 400_000
 
 
 class LocalPool:
-    """Stands in for kvc.verify.pool.WorkerPool. `compiled` replaces what `prepare` would compile; `patient`: run as long
-    as the simulator allows."""
+    """Stands in for kvc.verify.pool.WorkerPool. `compiled` replaces what `prepare` would compile; `patient`: run as
+    long as the simulator allows."""
 
     def __init__(self, compiled: Compiled | None = None, patient: bool = False) -> None:
         self.compiled = compiled

@@ -1,7 +1,7 @@
 """Kernels with exactly one of the faults of the rules in docs/verification.md, and how each is judged.
 
-A mutant is a correct kernel with one edit; the correct one must pass, or the mutant proves nothing. Its launch stands in
-a comment as in every kernel file (kvc.header). Mutants are compiled and simulated like any candidate.
+A mutant is a correct kernel with one edit; the correct one must pass, or the mutant proves nothing. Its launch stands
+in a comment as in every kernel file (kvc.header). Mutants are compiled and simulated like any candidate.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ SPECS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """`rule` is a key of docs/verification.md's table; `edits` turn the correct source into the mutant; `stage` and
-    `code` say where it must be turned down, `lint` the lint rule where that is the lint."""
+    """`rule` is a key of the table in docs/verification.md; `edits` turn the correct source into the mutant;
+    `stage` and `code` say where it must be turned down, `lint` the lint rule where that is the lint."""
 
     name: str
     rule: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from kvc.verify.likeness import source_hash
+from kvc.verify.rules import RULES
 from kvc.verify.verdict import Rejected, Verified
 
-from tests.adversarial import mutants_hip, mutants_triton
+from tests.adversarial import mutants_hip, mutants_triton, rules_table
 from tests.adversarial.mutants import Mutant, candidate, verdict_of
 
 FILES = {"hip": mutants_hip, "triton": mutants_triton}
@@ -38,5 +39,23 @@ def test_a_copy_with_other_names_is_no_new_kernel(target: str) -> None:
     verdict = verdict_of(candidate("scale", copy, target), known)
     assert isinstance(verdict, Rejected)
     assert (verdict.stage, verdict.diagnostic.code) == ("propose", "KVC0712")
-    other = original.replace("256", "128").replace("4 x 1", "8 x 1").replace("on 4", "on 8").replace("warps=4", "warps=2")
+    other = (
+        original.replace("256", "128").replace("4 x 1", "8 x 1").replace("on 4", "on 8").replace("warps=4", "warps=2")
+    )
     assert source_hash(other, suffix) not in known  # another tile size is another kernel
+
+
+def test_every_rule_has_a_mutant_or_says_why_not() -> None:
+    for rule in RULES:
+        for target in FILES:
+            assert rules_table.proofs(rule, target) != "()", f"{rule.key} has no mutant for {target}"
+    keys = {rule.key: rule for rule in RULES}
+    for file in FILES.values():
+        for mutant in file.MUTANTS:
+            assert mutant.code in keys[mutant.rule].codes or mutant.code == "KVC0302", mutant.name
+            assert mutant.stage in keys[mutant.rule].stage, mutant.name
+
+
+def test_the_page_has_the_table() -> None:
+    page = rules_table.PAGE.read_text()
+    assert rules_table.page_with_table(page) == page, "run python -m tests.adversarial.rules_table --write"

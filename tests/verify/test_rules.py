@@ -73,8 +73,7 @@ def test_a_rounding_that_is_left_out_is_named() -> None:
     import torch
 
     spec = parse_kernel(
-        "kernel gate(x: bf16[n=999], b: bf16[n]) -> (y: bf16[n]) {\n"
-        "  t: bf16[n] = x[n] + b[n]\n  y[n] = t[n] * x[n]\n}"
+        "kernel gate(x: bf16[n=999], b: bf16[n]) -> (y: bf16[n]) {\n  t: bf16[n] = x[n] + b[n]\n  y[n] = t[n] * x[n]\n}"
     )
     generator = torch.Generator().manual_seed(0)
     x, b = (torch.randn(999, generator=generator).bfloat16() for _ in range(2))
@@ -90,7 +89,10 @@ def test_a_rounding_that_is_left_out_is_named() -> None:
 @pytest.mark.parametrize("suffix", [".hip", ".py"])
 def test_likeness_ignores_names_and_layout_and_nothing_else(suffix: str) -> None:
     one = {".hip": "int f(int a) {\n  // sum\n  return a + 1;\n}", ".py": "def f(a):\n    # sum\n    return a + 1\n"}
-    two = {".hip": "int g(int b) { return b\n+ 1; }", ".py": 'def g(b):\n    """Sum."""\n    return (b +\n            1)\n'}
+    two = {
+        ".hip": "int g(int b) { return b\n+ 1; }",
+        ".py": 'def g(b):\n    """Sum."""\n    return (b +\n            1)\n',
+    }
     first = source_hash(one[suffix], suffix)
     if suffix == ".hip":
         assert first == source_hash(two[suffix], suffix)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-#: A buffer whose layout reaches further than this many bytes is held in segments: what lies between them does not exist.
+#: A buffer whose layout reaches further than this many bytes is held in segments, with nothing between them.
 SPARSE_BYTES = 1 << 30
 _SEGMENT_STRIDE = 1 << 22  # bytes from which on a dimension separates segments
 _MOST_SEGMENTS = 1 << 12

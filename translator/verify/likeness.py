@@ -22,13 +22,16 @@ _C_TOKEN = re.compile(
 #: Names with a meaning of their own in HIP device code; all others are the author's.
 _C_KNOWN = re.compile(
     r"__\w+|(?:thread|block)(?:Idx|Dim)|gridDim|warpSize|atomic\w+|hip\w+|KVC_\w+|(?:exp|log|sin|cos|tanh?|erf|"
-    r"sqrt|rsqrt|pow|fma|fabs|floor|ceil|rint|round|trunc|fmin|fmax|min|max|fmod|isnan|isinf|isfinite|ldexp)(?:f|2f?|10f?|1pf?|m1f?)?|INFINITY|NAN"
+    r"sqrt|rsqrt|pow|fma|fabs|floor|ceil|rint|round|trunc|fmin|fmax|min|max|fmod|isnan|isinf|isfinite|ldexp)"
+    r"(?:f|2f?|10f?|1pf?|m1f?)?|INFINITY|NAN"
 )
-_C_KEYWORDS = frozenset(
-    "alignas alignof auto bool break case char const constexpr continue default do double else enum extern false float "
-    "for if inline int long namespace operator reinterpret_cast return short signed sizeof static static_assert "
-    "static_cast struct switch template true typedef typename union unsigned using void volatile while".split()
-)
+_C_KEYWORDS = frozenset({
+    "alignas", "alignof", "auto", "bool", "break", "case", "char", "const", "constexpr", "continue", "default", "do",
+    "double", "else", "enum", "extern", "false", "float", "for", "if", "inline", "int", "long", "namespace",
+    "operator", "reinterpret_cast", "return", "short", "signed", "sizeof", "static", "static_assert", "static_cast",
+    "struct", "switch", "template", "true", "typedef", "typename", "union", "unsigned", "using", "void", "volatile",
+    "while",
+})  # fmt: skip
 
 
 def normal_form(source: str, suffix: str) -> str:

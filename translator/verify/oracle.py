@@ -16,6 +16,7 @@ from kvc.verify.roundings import alternatives
 if TYPE_CHECKING:
     import torch
 
+
 @dataclass(frozen=True)
 class Reference:
     """One input set with everything that results are compared with.
