@@ -343,3 +343,19 @@ def xlogy(k: Builder, self: Tensor, other: Tensor) -> Tensor:
         return call("where", call("isnan", y), y, product)
 
     return pointwise(k, value, self, other, floats=True)
+
+
+@op(
+    "copysign.Tensor",
+    "copysign.Scalar",
+    samples=(sample(t(3, 4), t(4)), sample(t(5), -2.0), sample(t(3), t(3, dtype="bf16"))),
+)
+def copysign(k: Builder, self: Tensor, other: Tensor | Scalar) -> Tensor:
+    """The magnitude of self with the sign of other; that of a zero is the sign of its reciprocal."""
+
+    def signed(x: Expr, y: Expr) -> Expr:
+        magnitude = call("abs", x)
+        negative = call("or", call("lt", y, 0), call("lt", call("div", 1.0, y), 0.0))
+        return call("where", negative, -magnitude, magnitude)
+
+    return pointwise(k, signed, self, other, floats=True)

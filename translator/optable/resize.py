@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor
 
 from kvc.builder import Builder, Tensor
@@ -164,6 +164,114 @@ def _register_linear(rank: int) -> None:
         samples=(sample(x, None, False, (2.0,) * rank), sample(x, (3, 7, 5)[:rank], True, None)),
     )(vec)
 
+
+# ---------------------------------------------------------------- antialiased
+
+_KEYS = -0.5  # the shape of the antialiasing cubic, that of Pillow
+
+
+def _hat(x: Expr) -> Expr:
+    """The triangle of a linear filter, at a distance x >= 0."""
+    return call("maximum", 1.0 - x, 0.0)
+
+
+def _cubic(x: Expr) -> Expr:
+    """Keys' cubic convolution, at a distance x >= 0."""
+    a = _KEYS
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    far = ((x - 5.0) * x + 8.0) * x * a - 4.0 * a
+    return call("where", call("lt", x, 1.0), near, call("where", call("lt", x, 2.0), far, 0.0))
+
+
+def _blur(
+    k: Builder, n: int, out: int, corners: bool, factor: float | None, reach: int, filter_: Callable[[Expr], Expr]
+) -> Tensor:
+    """[out, n]: how much each input position counts for each output one. A filter of `reach` positions to each side is
+    stretched to cover what one output position covers; its weights add up to one (ATen's UpSampleKernel)."""
+    scale = ((n - 1) / (out - 1) if out > 1 else 0.0) if corners else _scale(n, out, factor)
+    support, stretch = (reach * scale, 1.0 / scale) if scale >= 1.0 else (float(reach), 1.0)
+    o, i = k.axis(out), k.axis(n)
+    centre = (Cast(F32, o) + 0.5) * scale
+    first = clip(Cast(I64, call("trunc", centre - support + 0.5)), 0, n)
+    stop = clip(Cast(I64, call("trunc", centre + support + 0.5)), 0, n)
+    inside = call("and", call("ge", i, first), call("lt", i, stop))
+    distance = call("abs", (Cast(F32, i) - centre + 0.5) * stretch)
+    weights = k.define(F32, (o, i), call("where", inside, filter_(distance), 0.0))
+    o, i = k.axis(out), k.axis(n)
+    total = k.define(F32, (o,), weights[o, i], k.sum(i))
+    o, i = k.axis(out), k.axis(n)
+    return k.define(F32, (o, i), weights[o, i] / total[o])
+
+
+def _register_blurred(name: str, reach: int, filter_: Callable[[Expr], Expr]) -> None:
+    def tables(
+        k: Builder, spatial: Sequence[int], out: Sequence[int], corners: bool, factors: Sequence[float | None]
+    ) -> list[Tensor]:
+        return [_blur(k, n, m, corners, f, reach, filter_) for n, m, f in zip(spatial, out, factors, strict=True)]
+
+    def apply(k: Builder, x: Tensor, weights: Sequence[Tensor], transpose: bool) -> Tensor:
+        """A product with each axis' matrix, the last axis first."""
+        for axis in (3, 2):
+            w = weights[axis - 2]
+            axes = k.axes(tuple(w.shape[int(transpose)] if i == axis else e for i, e in enumerate(x.shape)))
+            r = k.axis(x.shape[axis], "r")
+            source = tuple(r if i == axis else a for i, a in enumerate(axes))
+            weight = w[r, axes[axis]] if transpose else w[axes[axis], r]
+            x = k.define(x.dtype.compute, axes, x[source] * weight, k.sum(r))
+        return x
+
+    def sized(
+        k: Builder,
+        self: Tensor,
+        output_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Tensor:
+        weights = tables(k, self.shape[2:], output_size, align_corners, (scales_h, scales_w))
+        return k.round(apply(k, self, weights, False), self.dtype)
+
+    def vec(
+        k: Builder,
+        input: Tensor,
+        output_size: Sequence[int] | None,
+        align_corners: bool,
+        scale_factors: Sequence[float] | None = None,
+    ) -> Tensor:
+        out = _output(input, 2, output_size, scale_factors)
+        return sized(k, input, out, align_corners, *(scale_factors or (None, None)))
+
+    def gradient(
+        k: Builder,
+        grad_output: Tensor,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Tensor:
+        weights = tables(k, input_size[2:], output_size, align_corners, (scales_h, scales_w))
+        return k.round(apply(k, grad_output, weights, True), grad_output.dtype)
+
+    x = t(2, 3, 8, 9)
+    sizes = ((3, 4), (11, 5))
+    op(
+        f"{name}.default",
+        name=name,
+        samples=(*(sample(x, s, False) for s in sizes), sample(x, (4, 6), True)),
+    )(sized)
+    op(f"{name}.vec", name=f"{name}_vec", samples=(sample(x, (5, 5), False, None), sample(x, None, False, (0.5, 1.5))))(
+        vec
+    )
+    op(
+        f"{name}_backward.default",
+        name=f"{name}_backward",
+        samples=tuple(sample(t(2, 3, *s), s, (2, 3, 8, 9), False) for s in sizes),
+    )(gradient)
+
+
+_register_blurred("_upsample_bilinear2d_aa", 1, _hat)
+_register_blurred("_upsample_bicubic2d_aa", 2, _cubic)
 
 for _rank in (1, 2, 3):
     _register_nearest(_rank, False)
