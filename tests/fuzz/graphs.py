@@ -302,7 +302,7 @@ def _choices() -> tuple[tuple[OpDef, Sample], ...]:
     return tuple(
         (definition, sample)
         for name, definition in sorted(op_table().items())
-        if definition.aten and not _LEFT_OUT.match(name)
+        if definition.aten and "::" not in definition.aten[0] and not _LEFT_OUT.match(name)
         for sample in definition.samples
         if any(is_tensor(e) for e in sample.tensors)
     )
