@@ -186,11 +186,27 @@ class _Run:
         if given_up:
             study.prune(judged.trial, us, "far behind the incumbent in the first rounds")
             return self._note(Entry(label, us, self._best(), "pruned", "by the first rounds"))
-        study.complete(judged.trial, us)
         if self.incumbent is None or us < self.incumbent[1]:
+            # Everything after is given up by comparison with the incumbent, so that one must be beyond doubt.
+            objection = self._objection(judged.artifact)
+            if objection:
+                study.fail(judged.trial, objection)
+                return self._note(Entry(label, us, self._best(), "failed", objection))
             self.incumbent = (judged.artifact, us)
             self.incumbent_estimate = self._static(judged.artifact)
+        study.complete(judged.trial, us)
         return self._note(Entry(label, us, self._best(), "verified"))
+
+    def _objection(self, artifact: Artifact) -> str:
+        """What another seed has against a verified candidate; "" when it passes again, or is the given one."""
+        if artifact is self.given:
+            return ""
+        bench = replace(self.settings.bench, seed=self.settings.bench.seed + 1)
+        examiner = Examiner(self.task.spec, bench.seed)
+        verdict, _ = verdict_of(artifact.candidate, self.target, bench, self.settings.store, examiner)
+        if isinstance(verdict, Verified):
+            return ""
+        return f"second verification: {verdict.stage}: {verdict.diagnostic.code}: {verdict.diagnostic.message}"
 
     def timed(self, artifact: Artifact) -> tuple[float, bool]:
         """Microseconds of a verified candidate, and whether it was given up early."""
