@@ -162,7 +162,8 @@ def warm(arch: ArchSpec) -> None:
 
     version()
     with _private_module(_SMALL) as (module, path), _fixed_knobs(path.parent):
-        triton.compile(ASTSource(module.small, {"x": "*fp32"}, {}, {}), target=gpu_target(arch), options={})
+        source = ASTSource(module.small, {"x": "*fp32"}, {}, {})
+        triton.compile(source, target=gpu_target(arch), options={"enable_fp_fusion": False})
 
 
 def confirm(candidate: Candidate, compiled: Compiled) -> list[Diagnostic]:

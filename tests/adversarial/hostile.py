@@ -1,7 +1,7 @@
-"""Hostile candidates: what each tries, and by which target. `attack(name)` gives the source; the tests run it.
+"""Hostile candidates: what each tries, and by which target; the functions at the end make candidates of them.
 
 Python attacks go through `hostile_target`, whose lint lets all of them pass, so that the sandbox alone stands in the
-way; `LINTED` says of which Triton's own lint is right to refuse already. C++ attacks go through the HIP target as it is.
+way; `LINTED` are those that Triton's own lint must refuse. C++ attacks go through the HIP target as it is.
 """
 
 from __future__ import annotations

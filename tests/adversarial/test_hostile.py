@@ -34,7 +34,8 @@ QUICK = (
 )  # fmt: skip
 #: Where the report names the attempt, a word of it.
 NAMED = {
-    "network": "look up host", "network, quietly": "open a socket", "datagram": "open a socket", "write outside": "open '",
+    "network": "look up host", "network, quietly": "open a socket", "datagram": "open a socket",
+    "write outside": "open '",
     "read the home folder": "secret", "list the home folder": "list '", "fork bomb": "fork",
     "signal the parent": "signal process", "signal everybody": "signal process -1", "null pointer": "memory",
     "symlink out of the folder": "symlink", "write to installed packages": "judge.py", "raised limits": "limits",
