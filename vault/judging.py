@@ -12,7 +12,7 @@ from kvc.arch import arch as arch_row
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Target, Task, target
 from kvc.kernel import KernelSpec
-from kvc.vault.candidates import propose
+from kvc.vault.candidates import CRASHES, propose
 from kvc.vault.harvest import Item, Reference, harvest
 from kvc.vault.normalize import op_class, op_names, split_of, structure
 from kvc.vault.record import columns_of, compact
@@ -126,6 +126,9 @@ class Worker:
             problem = ""
         except KvcError as error:
             items, problem = [], str(error)
+        except (*CRASHES, RuntimeError, OSError, ImportError) as error:
+            # A library's model may fail in any way; that is worth a line in the report, not a new process.
+            items, problem = [], f"{type(error).__name__}: {str(error)[:500]}"
         return {"items": items, "problem": problem, "seconds": {"harvest": time.perf_counter() - started}}
 
     def build(self, task: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def test_modules_of_torch_are_written_for_every_row() -> None:
         _run(source)
 
 
-def test_transformers_models_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_transformers_models_are_small() -> None:
     pytest.importorskip("transformers")
     reference = library.reference({"library": "transformers", "model": "gpt2", "number": 0})
     assert _run(reference.source).shape[-1] == 48
