@@ -17,7 +17,9 @@ RANGES = {
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; pipes in cells are escaped."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines
+    )
 
 
 def operators() -> str:
@@ -33,14 +35,20 @@ def operators() -> str:
     ]
     functions = [[f"`{f.name}`", str(f.arity), f.result] for f in FUNCTIONS.values()]
     dtypes = [
-        [f"`{d.name}`", str(d.bits), f"`{d.compute_name}`", f"{d.rtol:g}" if d.rtol else "exact", f"{d.atol:g}" if d.atol else "exact"]
+        [
+            f"`{d.name}`",
+            str(d.bits),
+            f"`{d.compute_name}`",
+            f"{d.rtol:g}" if d.rtol else "exact",
+            f"{d.atol:g}" if d.atol else "exact",
+        ]
         for d in DTYPES.values()
     ]
     return "\n\n".join([
         "# The IR",
-        "How the two levels of IR fit together is told in [Architecture](../architecture.md). `kvc ir MODEL` prints both.",
-        f"## Operators of a graph\n\n{len(known)} operators. An ATen overload that is not listed is decomposed by torch "
-        "into others, or runs eagerly as a fallback that names its reason.",
+        "[Architecture](../architecture.md) tells how the two levels of IR fit together. `kvc ir MODEL` prints both.",
+        f"## Operators of a graph\n\n{len(known)} operators. An ATen overload that is not listed is decomposed by "
+        "torch into others, or runs eagerly as a fallback that names its reason.",
         table(["operator", "ATen overloads", "defined in", "meaning"], ops),
         f"## Functions of a kernel\n\nPointwise functions that expressions call, {len(functions)} of them. `same`: the "
         "result has the joined type of the arguments; `float`: a float type.",
@@ -74,9 +82,9 @@ def diagnostics() -> str:
                     said.setdefault(code, set()).add(file.relative_to(top).as_posix())
     parts = [
         "# Diagnostics",
-        "Every failure that a user can meet has a stable code, a location and a way out. A code is never reused and its "
-        "meaning never changes. Exit codes of the commands: 0 done and verified, 1 not verified, 2 cannot be done; codes "
-        "07xx end in 1, most others in 2. `--json` prints `{code, title, message, location, hint, details}`.",
+        "Every failure that a user can meet has a stable code, a location and a way out. A code is never reused and "
+        "its meaning never changes. Commands end with 0: done and verified, 1: not verified, 2: cannot be done. "
+        "`--json` prints `{code, title, message, location, hint, details}`.",
     ]
     for prefix, title in RANGES.items():
         rows = [
@@ -99,7 +107,9 @@ def commands() -> str:
         name, command = todo.pop(0)
         children = getattr(command, "commands", {})
         with command.make_context(name, [], resilient_parsing=True) as context:
-            parts.append(f"{'##' if name.count(' ') < 2 else '###'} {name}\n\n```text\n{command.get_help(context).strip()}\n```")
+            parts.append(
+                f"{'##' if name.count(' ') < 2 else '###'} {name}\n\n```text\n{command.get_help(context).strip()}\n```"
+            )
         todo = [(f"{name} {child}", sub) for child, sub in sorted(children.items())] + todo
     return "\n\n".join(parts)
 
@@ -108,7 +118,9 @@ def onnx_operators() -> str:
     """Rows of the ONNX table."""
     from kvc.frontends.onnx.table import CONTROL, TABLE
 
-    rows = [[f"`{name}`", f"`frontends/onnx/{row.__module__.rpartition('.')[2]}.py`"] for name, row in sorted(TABLE.items())]
+    rows = [
+        [f"`{name}`", f"`frontends/onnx/{row.__module__.rpartition('.')[2]}.py`"] for name, row in sorted(TABLE.items())
+    ]
     return "\n\n".join([
         "# ONNX operators",
         f"{len(TABLE)} operators have a row in `frontends/onnx/table.py`; {', '.join(f'`{c}`' for c in CONTROL)} are "

@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,18 @@ class Case:
 
 def cases(pattern: str = "") -> Iterator[tuple[str, Case | str]]:
     """Every node test whose name contains `pattern`: (name, the case, or why it is out of scope)."""
+    for case in _collected():
+        if pattern in case.name:
+            yield case.name, _case(case)
+
+
+@cache
+def _collected() -> list[Any]:
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators divide by zero on purpose
-        found = collect_testcases(None)
-    for case in found:
-        if pattern in case.name:
-            yield case.name, _case(case)
+        return list(collect_testcases(None))
 
 
 def _case(case: Any) -> Case | str:
@@ -142,7 +147,7 @@ def _defined(op: str, opset: int) -> bool:
     import onnx
 
     try:
-        schema = onnx.defs.get_schema(op, opset, "")
+        schema: Any = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
         return False
     return bool(schema.has_function or schema.has_context_dependent_function)
@@ -172,7 +177,7 @@ def run_case(case: Case, level: str, simulate: Callable[[Path], None] | None = N
                 return Result(case.name, state, str(error.diagnostic).splitlines()[0], tuple(bound))
             bound += more
             continue
-        except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
+        except (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError) as error:
             return Result(case.name, "failed", f"{type(error).__name__}: {str(error).splitlines()[:1]}", tuple(bound))
         wrong = _differences(case, got)
         return Result(case.name, "failed" if wrong else "passed", wrong, tuple(bound))

@@ -96,8 +96,10 @@ def modern(model: onnx.ModelProto, where: Location) -> onnx.ModelProto:
                        hint="pip install --upgrade onnx")  # fmt: skip
     if opset >= OLDEST:
         return model
+    if opset < 9 and any(node.op_type == "Scan" for node in model.graph.node):
+        raise KvcError("KVC0204", "Scan of opset 8", where, hint=f"export with opset {OLDEST} or newer")
     try:
-        converted: onnx.ModelProto = version_converter.convert_version(model, OLDEST)
+        converted: Any = version_converter.convert_version(model, OLDEST)
     except (RuntimeError, version_converter.ConvertError) as error:
         raise KvcError("KVC0204", f"opset {opset} cannot be converted to {OLDEST}: {_first_line(error)}", where,
                        hint=f"export with opset {OLDEST} or newer") from None  # fmt: skip

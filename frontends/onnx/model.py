@@ -117,7 +117,9 @@ class OnnxModel(nn.Module):
     def result(self, value: Value | None, name: str) -> Any:
         if isinstance(value, list):
             return [self.result(v, name) for v in value]
-        return self.constant(value) if isinstance(value, Static) else value
+        tensor = self.constant(value) if isinstance(value, Static) else value
+        assert tensor is not None
+        return tensor.contiguous()  # ONNX's tensors have no strides
 
 
 def _forward(names: Sequence[str], inputs: Sequence[str]) -> Callable[..., Any]:
@@ -172,6 +174,10 @@ def build(model: onnx.ModelProto, file: str, inputs: Mapping[str, Any]) -> OnnxM
     walk.values.update({name: _fake(fake, value) for name, value in inputs.items()})
     walk.graph(model.graph, {name: name for name in walk.values}, "", {})
     outputs = tuple(o.name for o in model.graph.output)
+    for name in outputs:
+        value = walk.values[name]
+        if isinstance(value, Static):
+            module.constant(value)  # its buffer is there before anything is traced
     needed = {n for step in walk.steps for n in step.inputs} | set(outputs)
     kept = {n: v for n, v in walk.values.items() if n in needed and v is not None and is_known(v)}
     module.program = Program(walk.steps, kept, walk.peeked, outputs)

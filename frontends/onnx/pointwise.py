@@ -13,7 +13,7 @@ from kvc.frontends.onnx.values import REAL, Call, Static
 
 _E4M3FN_END = 464.0  # half-way between the largest value and the next one that the format would have
 
-Op = Callable[[Call], "torch.Tensor | Static | tuple[object, ...]"]
+Op = Callable[[Call], "torch.Tensor | Static | tuple[object, ...] | None"]
 
 
 def unary(fn: Callable[[torch.Tensor], torch.Tensor]) -> Op:
@@ -50,7 +50,7 @@ def power(c: Call) -> torch.Tensor:
 
 
 def mod(c: Call) -> torch.Tensor:
-    return torch.fmod(c.x(0), c.x(1)) if c.int("fmod") else torch.remainder(c.x(0), c.x(1))
+    return torch.fmod(c.x(0), c.x(1)) if c.integer("fmod") else torch.remainder(c.x(0), c.x(1))
 
 
 def bit_shift(c: Call) -> torch.Tensor:
@@ -74,7 +74,7 @@ def clip(c: Call) -> torch.Tensor:
 
 
 def cast(c: Call) -> torch.Tensor:
-    return convert(c.x(), c.dtype("to", 1), bool(c.int("saturate", 1)))
+    return convert(c.x(), c.dtype("to", 1), bool(c.integer("saturate", 1)))
 
 
 def convert(x: torch.Tensor, to: torch.dtype, saturate: bool = True) -> torch.Tensor:
@@ -88,37 +88,37 @@ def convert(x: torch.Tensor, to: torch.dtype, saturate: bool = True) -> torch.Te
 
 
 def cast_like(c: Call) -> torch.Tensor:
-    return convert(c.x(), c.x(1).dtype, bool(c.int("saturate", 1)))
+    return convert(c.x(), c.x(1).dtype, bool(c.integer("saturate", 1)))
 
 
 def is_inf(c: Call) -> torch.Tensor:
     x = c.x()
     hit = torch.zeros_like(x, dtype=torch.bool)
-    if c.int("detect_positive", 1):
+    if c.integer("detect_positive", 1):
         hit = hit | (x == math.inf)
-    return hit | (x == -math.inf) if c.int("detect_negative", 1) else hit
+    return hit | (x == -math.inf) if c.integer("detect_negative", 1) else hit
 
 
 def elu(c: Call) -> torch.Tensor:
-    return F.elu(c.x(), c.float("alpha", 1.0))
+    return F.elu(c.x(), c.decimal("alpha", 1.0))
 
 
 def celu(c: Call) -> torch.Tensor:
-    return F.celu(c.x(), c.float("alpha", 1.0))
+    return F.celu(c.x(), c.decimal("alpha", 1.0))
 
 
 def selu(c: Call) -> torch.Tensor:
     x = c.x()
-    alpha, gamma = c.float("alpha", 1.67326319217681884765625), c.float("gamma", 1.05070102214813232421875)
+    alpha, gamma = c.decimal("alpha", 1.67326319217681884765625), c.decimal("gamma", 1.05070102214813232421875)
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 
 def leaky_relu(c: Call) -> torch.Tensor:
-    return F.leaky_relu(c.x(), c.float("alpha", 0.01))
+    return F.leaky_relu(c.x(), c.decimal("alpha", 0.01))
 
 
 def thresholded_relu(c: Call) -> torch.Tensor:
-    return F.threshold(c.x(), c.float("alpha", 1.0), 0.0)
+    return F.threshold(c.x(), c.decimal("alpha", 1.0), 0.0)
 
 
 def prelu(c: Call) -> torch.Tensor:
@@ -127,7 +127,7 @@ def prelu(c: Call) -> torch.Tensor:
 
 
 def hard_sigmoid(c: Call) -> torch.Tensor:
-    return torch.clamp(c.x() * c.float("alpha", 0.2) + c.float("beta", 0.5), 0.0, 1.0)
+    return torch.clamp(c.x() * c.decimal("alpha", 0.2) + c.decimal("beta", 0.5), 0.0, 1.0)
 
 
 def gelu(c: Call) -> torch.Tensor:
@@ -140,12 +140,12 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def swish(c: Call) -> torch.Tensor:
-    x, alpha = c.x(), c.float("alpha", 1.0)
+    x, alpha = c.x(), c.decimal("alpha", 1.0)
     return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
 
 
 def shrink(c: Call) -> torch.Tensor:
-    x, bias, bound = c.x(), c.float("bias"), c.float("lambd", 0.5)
+    x, bias, bound = c.x(), c.decimal("bias"), c.decimal("lambd", 0.5)
     zero = torch.zeros_like(x)
     return torch.where(x < -bound, x + bias, torch.where(x > bound, x - bias, zero)).to(x.dtype)
 
@@ -177,7 +177,7 @@ def _along(c: Call, i: int, x: torch.Tensor) -> torch.Tensor | None:
     axis = c.axis(x.dim(), default=1)
     if s.dim() == 1:
         return s.reshape([-1 if d == axis else 1 for d in range(x.dim())])
-    block = c.int("block_size") or -(-x.shape[axis] // s.shape[axis])
+    block = c.integer("block_size") or -(-x.shape[axis] // s.shape[axis])
     return s.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
 
 
@@ -199,7 +199,7 @@ def saturated(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 def quantize(c: Call) -> torch.Tensor:
     x, scale, zero = c.x(), _along(c, 1, c.x()), _along(c, 2, c.x())
     assert scale is not None
-    to = zero.dtype if zero is not None else c.dtype("output_dtype", 2) if c.int("output_dtype") else torch.uint8
+    to = zero.dtype if zero is not None else c.dtype("output_dtype", 2) if c.integer("output_dtype") else torch.uint8
     ratio = x.to(scale.dtype) / scale
     if to.is_floating_point:
         return convert(ratio if zero is None else ratio + zero.to(ratio.dtype), to)
@@ -240,7 +240,7 @@ def arange(c: Call) -> torch.Tensor:
 
 
 def eye_like(c: Call) -> torch.Tensor:
-    x, k = c.x(), c.int("k")
+    x, k = c.x(), c.integer("k")
     to = c.dtype("dtype", 1) if "dtype" in c.attrs else x.dtype
     rows = torch.arange(x.shape[0]).unsqueeze(1)
     return (torch.arange(x.shape[1]) == rows + k).to(to)

@@ -43,7 +43,7 @@ class Windows:
         """The sum over each window of a padded input, one strided view for each position of the kernel."""
         views = []
         for offset in itertools.product(*map(range, self.kernel)):
-            at = [slice(None), slice(None)]
+            at: list[slice] = [slice(None), slice(None)]
             for o, d, s, n in zip(offset, self.dilations, self.strides, self.outs, strict=True):
                 at.append(slice(o * d, o * d + (n - 1) * s + 1, s))
             views.append(padded[tuple(at)])
@@ -68,8 +68,8 @@ def windows(c: Call, x: torch.Tensor) -> Windows:
     outs = []
     for n, k, s, d, (low, high) in zip(ins, kernel, strides, dilations, pads, strict=True):
         room = n + low + high - ((k - 1) * d + 1)
-        out = (-(-room // s) if c.int("ceil_mode") else room // s) + 1
-        outs.append(out - 1 if c.int("ceil_mode") and (out - 1) * s >= n + low else out)
+        out = (-(-room // s) if c.integer("ceil_mode") else room // s) + 1
+        outs.append(out - 1 if c.integer("ceil_mode") and (out - 1) * s >= n + low else out)
     return Windows(ins, kernel, strides, dilations, pads, outs)
 
 
@@ -84,7 +84,7 @@ def max_pool(c: Call) -> torch.Tensor | tuple[torch.Tensor, ...]:
     if not x.is_floating_point():
         x = x.to(torch.float32)
     run, full = _MAX_POOL[len(w.ins)], w.full
-    if w.torch_takes(full) and not c.int("ceil_mode") and c.outputs == 1:
+    if w.torch_takes(full) and not c.integer("ceil_mode") and c.outputs == 1:
         return run(x, w.kernel, w.strides, [low for low, _ in full], w.dilations).to(as_is)
     lowest = float("-inf") if as_is.is_floating_point else float(torch.iinfo(as_is).min)
     padded = _padded(x, full, lowest)
@@ -102,24 +102,24 @@ def _positions(c: Call, x: torch.Tensor, at: torch.Tensor, padded: list[int], be
         at = at // n
     pairs = list(zip(coordinates, reversed(x.shape[2:]), strict=True))
     position = torch.zeros_like(at)
-    for coordinate, n in pairs if c.int("storage_order") else reversed(pairs):
+    for coordinate, n in pairs if c.integer("storage_order") else reversed(pairs):
         position = position * n + coordinate
     planes = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *[1] * (x.dim() - 2))
     return position + planes * math.prod(x.shape[2:])
 
 
 def average_pool(c: Call) -> torch.Tensor:
-    x, counted = c.x(), bool(c.int("count_include_pad"))
+    x, counted = c.x(), bool(c.integer("count_include_pad"))
     w = windows(c, x)
-    if set(w.dilations) == {1} and w.torch_takes(w.pads) and not c.int("ceil_mode"):
+    if set(w.dilations) == {1} and w.torch_takes(w.pads) and not c.integer("ceil_mode"):
         run = _AVG_POOL[len(w.ins)]
-        return run(x, w.kernel, w.strides, [low for low, _ in w.pads], False, counted)  # type: ignore[operator]
+        return run(x, w.kernel, w.strides, [low for low, _ in w.pads], False, counted)
     return w.total(_padded(x, w.full, 0)) / c.materialise(Static(w.counts(counted), torch.float32))
 
 
 def lp_pool(c: Call) -> torch.Tensor:
     """(sum over the window of |x|^p)^(1/p)."""
-    x, p = c.x(), c.int("p", 2)
+    x, p = c.x(), c.integer("p", 2)
     w = windows(c, x)
     return w.total(_padded(x.abs().pow(p), w.full, 0)).pow(1.0 / p)
 
@@ -135,5 +135,5 @@ def global_max_pool(c: Call) -> torch.Tensor:
 
 
 def global_lp_pool(c: Call) -> torch.Tensor:
-    x, p = c.x(), c.int("p", 2)
+    x, p = c.x(), c.integer("p", 2)
     return x.abs().pow(p).sum(tuple(range(2, x.dim())), True).pow(1.0 / p)

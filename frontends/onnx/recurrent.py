@@ -49,7 +49,7 @@ def recurrent(c: Call) -> tuple[torch.Tensor, ...]:
     """Inputs: X, W, R, B, sequence_lens, initial_h, and for an LSTM initial_c and P. X is [time, batch, features], or
     [batch, time, features] with `layout` 1."""
     x, w, r = c.x(0), c.x(1), c.x(2)
-    batch_first = bool(c.int("layout"))
+    batch_first = bool(c.integer("layout"))
     x = x.transpose(0, 1) if batch_first else x
     directions, hidden = r.shape[0], r.shape[2]
     shape = (directions, x.shape[1], hidden)
@@ -70,17 +70,17 @@ def _state(c: Call, i: int, shape: tuple[int, ...], x: torch.Tensor, batch_first
 def _is_native(c: Call, directions: int) -> bool:
     """Whether torch's operator means the same."""
     full = c.has(4) and not _all_steps(c)
-    odd = c.has(7) or c.float("clip") or c.int("input_forget") or full
+    odd = c.has(7) or c.decimal("clip") or c.integer("input_forget") or full
     names = [a.lower() for a in _activations(c, directions)]
     wanted = [a.lower() for a in _DEFAULT[c.op]] * directions
     if c.op == "RNN" and set(names) == {"relu"}:
         wanted = names
-    return not odd and names == wanted and (c.op != "GRU" or bool(c.int("linear_before_reset")))
+    return not odd and names == wanted and (c.op != "GRU" or bool(c.integer("linear_before_reset")))
 
 
 def _all_steps(c: Call) -> bool:
     known = c.known(4)
-    time = c.x(0).shape[1 if c.int("layout") else 0]
+    time = c.x(0).shape[1 if c.integer("layout") else 0]
     return known is not None and bool((known.array == time).all())
 
 
@@ -153,8 +153,8 @@ class _Cell:
         b = c.x(3)[d] if c.has(3) else torch.zeros(2 * gates * self.hidden, dtype=w.dtype)
         self.bw, self.br = b[: gates * self.hidden], b[gates * self.hidden :]
         self.peep = c.x(7)[d].split(self.hidden) if c.has(7) else None
-        self.clip, self.coupled = c.float("clip"), bool(c.int("input_forget"))
-        self.after = bool(c.int("linear_before_reset"))
+        self.clip, self.coupled = c.decimal("clip"), bool(c.integer("input_forget"))
+        self.after = bool(c.integer("linear_before_reset"))
 
     def __call__(self, x: torch.Tensor, state: list[torch.Tensor]) -> list[torch.Tensor]:
         wide = F.linear(x, self.w, self.bw)

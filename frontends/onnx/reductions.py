@@ -21,8 +21,8 @@ def reduction(fn: Reduction) -> Op:
         x = c.x()
         axes = c.ints("axes", 1) or ()
         if not axes:
-            axes = () if c.int("noop_with_empty_axes") else tuple(range(x.dim()))
-        return fn(x, tuple(a % x.dim() for a in axes), bool(c.int("keepdims", 1)))
+            axes = () if c.integer("noop_with_empty_axes") else tuple(range(x.dim()))
+        return fn(x, tuple(a % x.dim() for a in axes), bool(c.integer("keepdims", 1)))
 
     return run
 
@@ -70,9 +70,9 @@ reduce_sum_square = reduction(lambda x, a, k: _sum(x * x, a, k))
 
 def arg(fn: Callable[..., torch.Tensor]) -> Op:
     def run(c: Call) -> torch.Tensor:
-        x, keep = c.x(), bool(c.int("keepdims", 1))
+        x, keep = c.x(), bool(c.integer("keepdims", 1))
         axis = c.axis(x.dim())
-        if not c.int("select_last_index"):
+        if not c.integer("select_last_index"):
             return fn(x, axis, keep)
         return x.shape[axis] - 1 - fn(x.flip(axis), axis, keep)
 
@@ -85,13 +85,13 @@ def cumulative(fn: Callable[..., torch.Tensor], start: float) -> Op:
     def run(c: Call) -> torch.Tensor:
         x = c.x()
         axis = int(c.static(1, "axis").item()) % x.dim()
-        if c.int("reverse"):
+        if c.integer("reverse"):
             x = x.flip(axis)
         y = fn(x, axis, dtype=x.dtype)
-        if c.int("exclusive"):
+        if c.integer("exclusive"):
             first = torch.full_like(y.narrow(axis, 0, 1), start)
             y = torch.cat([first, y.narrow(axis, 0, y.shape[axis] - 1)], axis)
-        return y.flip(axis) if c.int("reverse") else y
+        return y.flip(axis) if c.integer("reverse") else y
 
     return run
 
@@ -99,7 +99,9 @@ def cumulative(fn: Callable[..., torch.Tensor], start: float) -> Op:
 def top_k(c: Call) -> tuple[torch.Tensor, torch.Tensor]:
     x = c.x()
     k = int(c.static(1, "k").item())
-    values, indices = torch.sort(x, dim=c.axis(x.dim(), default=-1), descending=bool(c.int("largest", 1)), stable=True)
+    values, indices = torch.sort(
+        x, dim=c.axis(x.dim(), default=-1), descending=bool(c.integer("largest", 1)), stable=True
+    )
     axis = c.axis(x.dim(), default=-1)
     return values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
 
@@ -124,13 +126,13 @@ def log_softmax(c: Call) -> torch.Tensor:
 
 def gemm(c: Call) -> torch.Tensor:
     a, b = c.x(0), c.x(1)
-    a = a.t() if c.int("transA") else a
-    alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
+    a = a.t() if c.integer("transA") else a
+    alpha, beta = c.decimal("alpha", 1.0), c.decimal("beta", 1.0)
     bias = c.opt(2) if beta else None
     plain = alpha == beta == 1.0 and (bias is None or bias.shape == b.shape[:1])
-    if c.int("transB") and plain:
+    if c.integer("transB") and plain:
         return F.linear(a, b, bias)
-    y = torch.matmul(a, b.t() if c.int("transB") else b)
+    y = torch.matmul(a, b.t() if c.integer("transB") else b)
     y = y if alpha == 1.0 else y * alpha
     return y if bias is None else y + (bias if beta == 1.0 else bias * beta)
 
@@ -170,19 +172,19 @@ def qlinear_matmul(c: Call) -> torch.Tensor:
 
 
 def batch_norm(c: Call) -> torch.Tensor:
-    if c.int("training_mode"):
+    if c.integer("training_mode"):
         raise c.fail("training_mode is set", "export the model for inference")
-    return F.batch_norm(c.x(0), c.x(3), c.x(4), c.x(1), c.x(2), False, 0.0, c.float("epsilon", 1e-5))
+    return F.batch_norm(c.x(0), c.x(3), c.x(4), c.x(1), c.x(2), False, 0.0, c.decimal("epsilon", 1e-5))
 
 
 def instance_norm(c: Call) -> torch.Tensor:
-    return F.instance_norm(c.x(0), weight=c.x(1), bias=c.x(2), eps=c.float("epsilon", 1e-5))
+    return F.instance_norm(c.x(0), weight=c.x(1), bias=c.x(2), eps=c.decimal("epsilon", 1e-5))
 
 
 def layer_norm(c: Call) -> torch.Tensor | tuple[torch.Tensor, ...]:
     x = c.x()
     axis = c.axis(x.dim(), default=-1)
-    shape, eps = tuple(x.shape[axis:]), c.float("epsilon", 1e-5)
+    shape, eps = tuple(x.shape[axis:]), c.decimal("epsilon", 1e-5)
     scale, bias = c.x(1), c.opt(2)
     if scale.shape == shape and (bias is None or bias.shape == shape):
         y = F.layer_norm(x, shape, scale, bias, eps)
@@ -200,14 +202,14 @@ def layer_norm(c: Call) -> torch.Tensor | tuple[torch.Tensor, ...]:
 def group_norm(c: Call) -> torch.Tensor:
     """Until opset 20 scale and bias are one a group, since then one a channel."""
     x, scale, bias = c.x(0), c.x(1), c.x(2)
-    groups, channels = c.int("num_groups"), x.shape[1]
+    groups, channels = c.integer("num_groups"), x.shape[1]
     if scale.shape[0] == groups and channels != groups:
         scale, bias = (t.repeat_interleave(channels // groups) for t in (scale, bias))
-    return F.group_norm(x, groups, scale, bias, c.float("epsilon", 1e-5))
+    return F.group_norm(x, groups, scale, bias, c.decimal("epsilon", 1e-5))
 
 
 def rms_norm(c: Call) -> torch.Tensor:
-    x, scale, eps = c.x(0), c.x(1), c.float("epsilon", 1e-5)
+    x, scale, eps = c.x(0), c.x(1), c.decimal("epsilon", 1e-5)
     axis = c.axis(x.dim(), default=-1)
     shape = tuple(x.shape[axis:])
     if scale.shape == shape:
@@ -217,7 +219,7 @@ def rms_norm(c: Call) -> torch.Tensor:
 
 def lp_norm(c: Call) -> torch.Tensor:
     """Rows of length zero stay zero."""
-    x, p = c.x(), c.int("p", 2)
+    x, p = c.x(), c.integer("p", 2)
     axis = c.axis(x.dim(), default=-1)
     length = x.abs().sum(axis, True) if p == 1 else torch.sqrt((x * x).sum(axis, True))
     return torch.where(length == 0, torch.zeros_like(x), x / length)
@@ -225,24 +227,24 @@ def lp_norm(c: Call) -> torch.Tensor:
 
 def lrn(c: Call) -> torch.Tensor:
     """x / (bias + alpha/size * sum of squares over `size` neighbouring channels)^beta."""
-    x, size = c.x(), c.int("size")
+    x, size = c.x(), c.integer("size")
     pad = ((size - 1) // 2, size - 1 - (size - 1) // 2)
     squares = torch.constant_pad_nd(x * x, [0, 0] * (x.dim() - 2) + [*pad], 0.0)
     total = reduce(torch.add, [squares.narrow(1, k, x.shape[1]) for k in range(size)])
-    base = c.float("bias", 1.0) + c.float("alpha", 1e-4) / size * total
-    return x / torch.pow(base, c.float("beta", 0.75))
+    base = c.decimal("bias", 1.0) + c.decimal("alpha", 1e-4) / size * total
+    return x / torch.pow(base, c.decimal("beta", 0.75))
 
 
 def attention(c: Call) -> torch.Tensor | None:
     """Scaled dot-product attention where torch's own has the same meaning; None where ONNX's definition decides."""
     windowed = any(name.endswith("window_size") and int(value) >= 0 for name, value in c.attrs.items())
-    special = c.outputs > 1 or c.has(4) or c.has(5) or c.has(6) or c.float("softcap") or windowed
-    if special or (c.int("is_causal") and c.has(3)):
+    special = c.outputs > 1 or c.has(4) or c.has(5) or c.has(6) or c.decimal("softcap") or windowed
+    if special or (c.integer("is_causal") and c.has(3)):
         return None
     q, k, v = c.x(0), c.x(1), c.x(2)
     flat = q.dim() == 3
     if flat:
-        heads, kv_heads = c.int("q_num_heads"), c.int("kv_num_heads")
+        heads, kv_heads = c.integer("q_num_heads"), c.integer("kv_num_heads")
         q = q.reshape(*q.shape[:2], heads, -1).transpose(1, 2)
         k, v = (t.reshape(*t.shape[:2], kv_heads, -1).transpose(1, 2) for t in (k, v))
     if q.shape[1] != k.shape[1]:
@@ -250,6 +252,6 @@ def attention(c: Call) -> torch.Tensor | None:
     mask = c.opt(3)
     if mask is not None and mask.shape[-1] != k.shape[-2]:
         return None
-    scale = c.float("scale") if "scale" in c.attrs else None
-    y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=bool(c.int("is_causal")), scale=scale)
+    scale = c.decimal("scale") if "scale" in c.attrs else None
+    y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=bool(c.integer("is_causal")), scale=scale)
     return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y

@@ -67,7 +67,7 @@ def _torch_mode(c: Call, x: torch.Tensor, todo: dict[int, Axis]) -> torch.Tensor
     where, mode = c.text("coordinate_transformation_mode", "half_pixel"), c.text("mode", "nearest")
     rank = x.dim() - 2
     exact = all(math.isclose(row.new, row.old * row.scale) for row in todo.values())
-    if c.int("antialias") or rank not in (1, 2, 3) or not todo or min(todo) < 2 or not exact:
+    if c.integer("antialias") or rank not in (1, 2, 3) or not todo or min(todo) < 2 or not exact:
         return None
     size = [todo[a].new if a in todo else x.shape[a] for a in range(2, x.dim())]
     if mode == "nearest" and where == "asymmetric" and c.text("nearest_mode", "round_prefer_floor") == "floor":
@@ -114,15 +114,15 @@ def _taps(c: Call, row: Axis) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if mode == "nearest":
         rows, weights = _nearest(c, at)[:, None], np.ones((row.new, 1))
     else:
-        stretch = max(1.0 / row.scale, 1.0) if c.int("antialias") else 1.0
+        stretch = max(1.0 / row.scale, 1.0) if c.integer("antialias") else 1.0
         radius = (1 if mode == "linear" else 2) * stretch
         first = np.floor(at - radius) + 1
         taps = math.ceil(2 * radius) + (1 if stretch > 1 else 0)
         rows = first[:, None] + np.arange(taps)
         distance = (rows - at[:, None]) / stretch
-        cubic = c.float("cubic_coeff_a", -0.75)
+        cubic = c.decimal("cubic_coeff_a", -0.75)
         weights = np.maximum(1 - np.abs(distance), 0) if mode == "linear" else _cubic(distance, cubic)
-        if c.int("exclude_outside"):
+        if c.integer("exclude_outside"):
             weights = np.where((rows < 0) | (rows >= row.old), 0, weights)
         weights = weights / weights.sum(1, keepdims=True)
     return np.clip(rows, 0, row.old - 1).astype(np.int64), weights, outside
@@ -152,5 +152,5 @@ def _weighted(
     assert total is not None
     if outside.any():
         mask = c.materialise(Static(outside, torch.bool)).reshape(shape)
-        total = torch.where(mask, torch.full((), c.float("extrapolation_value"), dtype=total.dtype), total)
+        total = torch.where(mask, torch.full((), c.decimal("extrapolation_value"), dtype=total.dtype), total)
     return total

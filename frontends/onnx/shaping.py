@@ -12,7 +12,7 @@ from kvc.frontends.onnx.values import Call, Static, Value
 
 def shape(c: Call) -> Static:
     size = _shape_of(c)
-    start, end = c.int("start"), c.attrs.get("end")
+    start, end = c.integer("start"), c.attrs.get("end")
     return Static.ints(size[start : None if end is None else int(end)])
 
 
@@ -29,7 +29,7 @@ def _shape_of(c: Call) -> tuple[int, ...]:
 
 def reshape(c: Call) -> torch.Tensor:
     x, to = c.x(), c.ints("shape", 1) or ()
-    if not c.int("allowzero"):
+    if not c.integer("allowzero"):
         to = tuple(x.shape[i] if n == 0 else n for i, n in enumerate(to))
     elif -1 not in to or 0 not in to:
         return x.reshape(to)
@@ -38,7 +38,7 @@ def reshape(c: Call) -> torch.Tensor:
 
 def flatten(c: Call) -> torch.Tensor:
     x = c.x()
-    axis = c.int("axis", 1)
+    axis = c.integer("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
     rows = int(np.prod(x.shape[:axis], dtype=np.int64))
     return x.reshape(rows, int(np.prod(x.shape[axis:], dtype=np.int64)))
@@ -73,7 +73,7 @@ def split(c: Call) -> tuple[torch.Tensor, ...]:
     x = c.x()
     axis, sizes = c.axis(x.dim()), c.ints("split", 1)
     if sizes is None:
-        parts = c.int("num_outputs", c.outputs)
+        parts = c.integer("num_outputs", c.outputs)
         each = -(-x.shape[axis] // parts)
         sizes = tuple(min(each, x.shape[axis] - i * each) for i in range(parts))
     return tuple(torch.split(x, list(sizes), axis))
@@ -145,7 +145,7 @@ def _nd_index(x: torch.Tensor, indices: torch.Tensor, batch: int = 0) -> tuple[t
 
 def gather_nd(c: Call) -> torch.Tensor:
     x = c.x()
-    return x[_nd_index(x, c.x(1).to(torch.int64), c.int("batch_dims"))]
+    return x[_nd_index(x, c.x(1).to(torch.int64), c.integer("batch_dims"))]
 
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -190,7 +190,7 @@ def tile(c: Call) -> torch.Tensor:
 
 def trilu(c: Call) -> torch.Tensor:
     k = int(c.static(1, "k").item()) if c.has(1) else 0
-    return torch.triu(c.x(), k) if c.int("upper", 1) else torch.tril(c.x(), k)
+    return torch.triu(c.x(), k) if c.integer("upper", 1) else torch.tril(c.x(), k)
 
 
 def one_hot(c: Call) -> torch.Tensor:
@@ -220,7 +220,7 @@ def non_zero(c: Call) -> Static:
 def reverse_sequence(c: Call) -> torch.Tensor:
     """Row b of the time axis reversed up to its own length: an index that counts down, then up."""
     x, lengths = c.x(), c.x(1).to(torch.int64)
-    time, batch = c.int("time_axis"), c.int("batch_axis", 1)
+    time, batch = c.integer("time_axis"), c.integer("batch_axis", 1)
     lengths = lengths.reshape([-1 if d == batch else 1 for d in range(x.dim())])
     step = torch.arange(x.shape[time]).reshape([-1 if d == time else 1 for d in range(x.dim())])
     at = torch.where(step < lengths, lengths - 1 - step, step)
@@ -266,7 +266,7 @@ def _constant_pad(c: Call, x: torch.Tensor, flat: list[int]) -> torch.Tensor:
 
 
 def depth_to_space(c: Call) -> torch.Tensor:
-    x, b = c.x(), c.int("blocksize")
+    x, b = c.x(), c.integer("blocksize")
     n, ch, h, w = x.shape
     if c.text("mode", "DCR") == "CRD":
         return x.reshape(n, ch // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, -1, h * b, w * b)
@@ -274,7 +274,7 @@ def depth_to_space(c: Call) -> torch.Tensor:
 
 
 def space_to_depth(c: Call) -> torch.Tensor:
-    x, b = c.x(), c.int("blocksize")
+    x, b = c.x(), c.integer("blocksize")
     n, ch, h, w = x.shape
     order = (0, 1, 3, 5, 2, 4) if c.text("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
     return x.reshape(n, ch, h // b, b, w // b, b).permute(order).reshape(n, -1, h // b, w // b)
@@ -332,8 +332,8 @@ def _tensors(c: Call) -> list[torch.Tensor]:
 
 def concat_from_sequence(c: Call) -> torch.Tensor:
     parts = _tensors(c)
-    join: Callable[..., torch.Tensor] = torch.stack if c.int("new_axis") else torch.cat
-    return join(parts, c.int("axis"))
+    join: Callable[..., torch.Tensor] = torch.stack if c.integer("new_axis") else torch.cat
+    return join(parts, c.integer("axis"))
 
 
 def split_to_sequence(c: Call) -> tuple[Any, ...]:
@@ -341,7 +341,7 @@ def split_to_sequence(c: Call) -> tuple[Any, ...]:
     axis = c.axis(x.dim())
     if not c.has(1):
         parts = list(torch.split(x, 1, axis))
-        return (parts if c.int("keepdims", 1) else [p.squeeze(axis) for p in parts],)
+        return (parts if c.integer("keepdims", 1) else [p.squeeze(axis) for p in parts],)
     sizes = c.static(1, "split")
     each: Any = int(sizes.item()) if sizes.ndim == 0 else sizes.tolist()
     return (list(torch.split(x, each, axis)),)

@@ -58,7 +58,7 @@ def _convolve(c: Call, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | No
         x = torch.constant_pad_nd(x, flat_pads(pads), 0)
         pads = [(0, 0)] * rank
     padding = [low for low, _ in pads]
-    return _CONV[rank](x, w, bias, strides, padding, dilations, c.int("group", 1))  # type: ignore[operator]
+    return _CONV[rank](x, w, bias, strides, padding, dilations, c.integer("group", 1))
 
 
 def conv_transpose(c: Call) -> torch.Tensor:
@@ -81,12 +81,12 @@ def conv_transpose(c: Call) -> torch.Tensor:
         totals = [f - n for f, n in zip(full, wanted[-rank:], strict=True)]
         halves = [(t // 2, t - t // 2) for t in totals]
         pads = [(high, low) for low, high in halves] if auto != "SAME_UPPER" else halves
-    group = c.int("group", 1)
+    group = c.integer("group", 1)
     run = _CONV_T[rank]
     if all(low == high >= 0 for low, high in pads) and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations)):  # noqa: B905
         low = [p[0] for p in pads]
-        return run(x, w, bias, strides, low, extra, group, dilations)  # type: ignore[operator]
-    y = run(x, w, bias, strides, [0] * rank, [0] * rank, group, dilations)  # type: ignore[operator]
+        return run(x, w, bias, strides, low, extra, group, dilations)
+    y = run(x, w, bias, strides, [0] * rank, [0] * rank, group, dilations)
     # Rows that no product reaches hold the bias alone: they are made by padding before the bias is added.
     crop = [(-low, e - high) for (low, high), e in zip(pads, extra, strict=True)]
     if bias is None or all(high <= 0 for _, high in crop):
@@ -133,7 +133,8 @@ def col2im(c: Call) -> torch.Tensor:
     total = torch.zeros(x.shape[0], channels, *full, dtype=x.dtype)
     grids = [torch.arange(n) for n in counts]
     for offset in itertools.product(*map(range, block)):
-        part = x[(slice(None), slice(None), *offset)]
+        at: list[slice | int] = [slice(None), slice(None), *offset]
+        part = x[tuple(at)]
         for d, (o, grid) in enumerate(zip(offset, grids, strict=True)):
             wide = torch.zeros(*part.shape[: d + 2], full[d], *part.shape[d + 3 :], dtype=x.dtype)
             part = torch.index_add(wide, d + 2, grid * strides[d] + o * dilations[d], part)
@@ -147,5 +148,5 @@ def grid_sample(c: Call) -> torch.Tensor:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(c.text("mode", "linear"), c.text("mode", "linear"))
     if mode == "bicubic" and x.dim() != 4:
         raise c.fail("cubic sampling of more than two dimensions")
-    padding, corners = c.text("padding_mode", "zeros"), bool(c.int("align_corners"))
+    padding, corners = c.text("padding_mode", "zeros"), bool(c.integer("align_corners"))
     return F.grid_sample(x, c.x(1), mode=mode, padding_mode=padding, align_corners=corners)

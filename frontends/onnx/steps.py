@@ -251,7 +251,7 @@ class Flattener:
         import onnx
 
         try:
-            schema = onnx.defs.get_schema(node.op_type, opset, "")
+            schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
         except onnx.defs.SchemaError:
             return None
         function = onnx.FunctionProto()
@@ -369,8 +369,6 @@ class Flattener:
         outer: Outer,
     ) -> None:  # fmt: skip
         """Unrolled along the scanned axes, whose extent is known."""
-        if self.opsets.get("", 9) < 9:
-            raise self.outside("Scan of opset 8", "export the model with opset 13 or newer")
         body: onnx.GraphProto = attrs["body"]
         count = int(attrs["num_scan_inputs"])
         carried, scanned = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]

@@ -147,10 +147,10 @@ class Call:
         value = self.attrs.get(name)
         return default if value is None else tuple(int(v) for v in value)
 
-    def int(self, name: str, default: int = 0) -> int:
+    def integer(self, name: str, default: int = 0) -> int:
         return int(self.attrs.get(name, default))
 
-    def float(self, name: str, default: float = 0.0) -> float:
+    def decimal(self, name: str, default: float = 0.0) -> float:
         return float(self.attrs.get(name, default))
 
     def text(self, name: str, default: str = "") -> str:
@@ -159,13 +159,13 @@ class Call:
 
     def dtype(self, name: str, default: int) -> torch.dtype:
         """The dtype that an attribute names, as the model has it."""
-        number = self.int(name, default)
+        number = self.integer(name, default)
         if number not in DTYPES:
             raise self.fail(f"type {number} of attribute {name}", "types of 8 bits or more are supported")
         return self.real(DTYPES[number])
 
     def axis(self, rank: int, name: str = "axis", default: int = 0) -> int:
-        axis = self.int(name, default)
+        axis = self.integer(name, default)
         if not -rank <= axis < max(rank, 1):
             raise self.fail(f"axis {axis} of a tensor with {rank} dimensions")
         return axis % rank if rank else 0

@@ -376,7 +376,7 @@ def _digit(algebra: IndexAlgebra, atom: Expr) -> tuple[str, int, int] | None:
         case Call("mod", (Axis() as axis, Const(q))):
             extent = int(q)
     size = algebra.sizes[axis.name].size if isinstance(axis, Axis) else None
-    if size is None or not isinstance(axis, Axis):
+    if not size or not isinstance(axis, Axis):  # unknown, or an axis without elements
         return None
     extent = extent or size // divisor
     return (axis.name, divisor, extent) if size % (divisor * extent) == 0 else None
