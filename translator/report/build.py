@@ -59,6 +59,7 @@ def kernel_rows(folder: Folder) -> list[dict[str, Any]]:
                 "figures": {f.name: shown(figures[f.name]) for f in FIGURES if f.name in figures},
                 "labels": {f.name: f.label for f in FIGURES},
                 "estimate": measured.get("estimate", {}),
+                "tuning": drawing.tuning_plot(measured.get("tuning", {})),
                 "source": highlighted(source, record["file"]),
                 "lines": source.count("\n"),
             }
@@ -90,6 +91,8 @@ def report_html(folder: Folder) -> str:
         box=(drawing.BOX_W, drawing.BOX_H),
         roofline=drawing.roofline(arch(lock["arch"]), estimates),
         plot=(drawing.PLOT_W, drawing.PLOT_H, drawing.LEFT, drawing.BOTTOM, drawing.TOP, drawing.RIGHT),
+        tuning_size=(drawing.TUNING_W, drawing.TUNING_H, drawing.LEFT),
+        measured=any(k["tuning"] and k["tuning"].kind == "measured" for k in kernels),
         codes=CODES,
     )
 

@@ -183,3 +183,40 @@ def _power(exponent: int) -> str:
     return (
         f"{10**exponent:,}" if 0 <= exponent <= 4 else f"{10.0**exponent:g}" if -3 <= exponent < 0 else f"1e{exponent}"
     )
+
+
+# ---------------------------------------------------------------- the tuner's history
+
+
+TUNING_W, TUNING_H = 560, 140
+
+
+@dataclass(frozen=True)
+class TuningPlot:
+    """Times over trials, on a logarithmic scale. `best` is the path of the best so far; `dots`: (x, y, what it is);
+    `ticks`: (y, label); `kind` says whether the times were measured."""
+
+    kind: str
+    best: str
+    dots: tuple[tuple[float, float, str], ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def tuning_plot(tuning: Mapping[str, Any]) -> TuningPlot | None:
+    """The plot of one kernel's entry in measurements.json; None where no trial had a time."""
+    timed = [(n, e) for n, e in enumerate(tuning.get("history", ())) if e["us"]]
+    if not timed:
+        return None
+    low, high = (f(e["us"] for _, e in timed) for f in (min, max))
+    span = math.log(max(high / low, 1.01))
+    step = (TUNING_W - LEFT - RIGHT) / max(len(tuning["history"]) - 1, 1)
+
+    def at(n: int, us: float) -> tuple[float, float]:
+        y = TOP + (TUNING_H - 2 * TOP) * (1 - math.log(us / low) / span)
+        return round(LEFT + n * step, 1), round(y, 1)
+
+    best = [at(n, e["best_us"]) for n, e in enumerate(tuning["history"]) if e["best_us"] and e["best_us"] >= low]
+    path = "".join(f"H{x}V{y}" if k else f"M{x} {y}" for k, (x, y) in enumerate(best))
+    dots = tuple((*at(n, e["us"]), f"{e['choice']}: {e['us']:.4g} \u00b5s, {e['state']}") for n, e in timed)
+    ticks = tuple((at(0, us)[1], f"{us:.3g} \u00b5s") for us in dict.fromkeys((high, low)))
+    return TuningPlot(str(tuning["kind"]), path, dots, ticks)
