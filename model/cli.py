@@ -47,9 +47,10 @@ def helpers(
 ) -> None:
     """Collect the helper functions that kernels share, which frames name instead of repeating."""
     from kvc.model.dataset import canonical_sources
-    from kvc.model.languages import mine_helpers
+    from kvc.model.languages import merged, mine_helpers, table_helpers
 
-    out.write_text(json.dumps(mine_helpers(canonical_sources(vault, most)), indent=1, sort_keys=True) + "\n")
+    found = merged(table_helpers(), mine_helpers(canonical_sources(vault, most)))
+    out.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 @app.command()
@@ -84,6 +85,7 @@ def sft(
     resume: Annotated[Path | None, typer.Option("--resume", help="A checkpoint folder to go on from.")] = None,
     answers: Annotated[int, typer.Option("--answers", help="Held-out prompts to answer at the end.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
+    keep: Annotated[int, typer.Option("--keep", help="Steps between checkpoints, a multiple of 50 (0: none).")] = 0,
 ) -> None:
     """Supervised fine-tuning, from zero or of a pretrained base, by one recipe."""
     from dataclasses import replace
@@ -97,11 +99,29 @@ def sft(
         from kvc.model.train.zero import Run, train
 
         corpus = Corpus.load(data_ / "corpus.npz")
-        train(Run(made, corpus, data_ / "tokenizer.json", out, seconds, resume, answers, device))
+        train(Run(made, corpus, data_ / "tokenizer.json", out, seconds, resume, answers, device, keep))
         return
     from kvc.model.train.pretrained import sft as sft_pretrained
 
     sft_pretrained(made, data_, out, seconds, resume)
+
+
+@app.command()
+@guarded
+def quantise(
+    run: Annotated[Path, typer.Option("--run", help="A folder with checkpoint/ and tokenizer.json.")],
+    out: OutFolder,
+) -> None:
+    """Make the int8 weights of a training run: OUT/model.safetensors and OUT/tokenizer.json."""
+    from kvc.model import weights
+    from kvc.model.shape import Shape
+    from kvc.model.train import checkpoint
+
+    arrays, state = checkpoint.load(run / "checkpoint")
+    out.mkdir(parents=True, exist_ok=True)
+    weights.save(weights.from_float(Shape.from_json(state["shape"]), arrays), out / "model.safetensors")
+    (out / "tokenizer.json").write_text((run / "tokenizer.json").read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"{(out / 'model.safetensors').stat().st_size / 2**20:.1f} MiB after step {state['step']}")
 
 
 @train_app.command()

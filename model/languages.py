@@ -73,6 +73,7 @@ def shortest_f32(value: float) -> str:
     if not math.isfinite(value) or abs(value) > 3.4028234e38:
         return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
     bits = struct.pack("f", value)
+    (value,) = struct.unpack("f", bits)
     digits = next(t for t in (f"{value:.{p}g}" for p in range(1, 18)) if struct.pack("f", float(t)) == bits)
     return (digits if any(c in digits for c in ".e") else digits + ".0") + "f"
 
@@ -154,3 +155,28 @@ def mine_helpers(sources: Iterable[tuple[str, str]], least: int = 2) -> dict[str
             kept = [t for t, n in sorted(texts.items(), key=lambda item: (-item[1], item[0])) if n >= least]
             rows.update({name if n == 0 else f"{name}_v{n + 1}": text for n, text in enumerate(kept)})
     return mined
+
+
+def table_helpers() -> dict[str, dict[str, str]]:
+    """The helper functions of each target's own table of spellings, by name."""
+    from importlib import import_module
+
+    found = {}
+    for target in LANGUAGES:
+        table = import_module(f"kvc.backends.{target}.spelling").HELPERS
+        found[target] = {name: helper.text.strip("\n") for name, helper in table.items()}
+    return found
+
+
+def merged(*tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Tables of helpers as one: equal texts once, another text of a name under a numbered one."""
+    found: dict[str, dict[str, str]] = {t: {} for t in LANGUAGES}
+    for table in tables:
+        for target, rows in table.items():
+            for name, text in rows.items():
+                if text in found[target].values():
+                    continue
+                stem = name.partition("_v")[0]
+                free = (n for n in (stem, *(f"{stem}_v{i}" for i in range(2, 100))) if n not in found[target])
+                found[target][next(free)] = text
+    return found

@@ -121,12 +121,13 @@ def _plain(candidate: Candidate, lang: Language) -> Frame:
     code = lang.head_lines.sub("", without_header(candidate.source, lang.comment))
     if lang.constant_lines is not None:
         code = lang.constant_lines.sub("", code)
-    names, uses, parts = lang.helper_names, [], []
-    for part in paragraphs(code):
-        if part in names:
-            uses.append(names[part])
-        else:
-            parts.append(part)
+    parts = paragraphs(code)
+    first = next((n for n, part in enumerate(parts) if lang.kernel.search(part)), len(parts))
+    start, names = first, lang.helper_names
+    while start and parts[start - 1] in names:  # those right before the kernels; others stay as text, to keep the order
+        start -= 1
+    uses = [names[part] for part in parts[start:first]]
+    parts = [*parts[:start], *parts[first:]]
     shared = dict(_shared_options(candidate.knobs, lang))
     runs = tuple(_run(launch, shared, candidate.task.arch.wave_size, lang) for launch in candidate.launches)
     scratch = tuple((s.name, s.dtype, str(s.numel)) for s in candidate.workspace)
@@ -200,7 +201,7 @@ def _witnesses(candidate: Candidate, emitter: Emitter, base: Frame, lang: Langua
     free = [s.name for s in task.spec.sizes if s.size is not None and s.size > 1]
     for spec, changed in _variants(task.spec, free, seed):
         if set(changed) <= varied and (found >= WITNESSES or len(changed) == 1):
-            continue
+            continue  # it would show nothing new
         made = witness(spec, candidate.knobs)
         if made is not None and made.alike:
             found += 1
@@ -233,12 +234,18 @@ def _other_knobs(
 
 
 def _variants(spec: KernelSpec, free: list[str], seed: int) -> Iterator[tuple[KernelSpec, list[str]]]:
-    """The spec at other sizes: all axes by odd factors, the large ones alone, then one at a time. Odd factors keep
-    what the choice of a schedule hangs on: the powers of two that divide a size."""
+    """The spec at other sizes: all axes by odd factors, the large ones alone, axes of one extent by one factor (what
+    coincides stays so), then one at a time. Odd factors keep what the choice of a schedule hangs on: the powers of two
+    that divide a size."""
     rng = random.Random(f"{spec.hash}:{seed}")
     for least in (2, 2, 9, 9):
         some = [a for a in free if spec.extent(a) >= least]
         factors = {a: rng.choice((1, 3, 5, 7)) for a in some}
+        if any(f > 1 for f in factors.values()):
+            yield _scaled(spec, factors), [a for a, f in factors.items() if f > 1]
+    for least in (2, 2, 9, 9):
+        by_extent = {spec.extent(a): rng.choice((1, 3, 5, 7)) for a in free if spec.extent(a) >= least}
+        factors = {a: by_extent[spec.extent(a)] for a in free if spec.extent(a) >= least}
         if any(f > 1 for f in factors.values()):
             yield _scaled(spec, factors), [a for a, f in factors.items() if f > 1]
     for axis in free:

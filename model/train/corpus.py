@@ -16,7 +16,7 @@ import numpy as np
 from kvc.model.dataset import Example
 from kvc.model.tokenizer import EOS, PAD, Tokenizer
 
-BUCKETS = (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096)
+BUCKETS = (384, 640, 1024, 1536, 2560, 4096)
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,12 @@ class Decoder(nn.Module):
             x = block(x, cosine, sine, cache[n] if cache is not None else None, at)
         return F.linear(self.model["norm"](x), self.model["embed_tokens"].weight)
 
+    def compile_blocks(self) -> None:
+        """Compile one block; all share its code, so that each new shape costs seconds, not a minute."""
+        torch._dynamo.config.recompile_limit = 64
+        for block in self.model["layers"]:  # type: ignore[union-attr]
+            block.compile(dynamic=False)
+
     def new_cache(self, batch: int, time: int, dtype: torch.dtype) -> Cache:
         s, device = self.shape, self.cosine.device
         size = (batch, s.kv_heads, time, s.head)

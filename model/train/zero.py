@@ -37,6 +37,7 @@ class Run:
     resume: Path | None = None
     answers: int = 0
     device: str = "cuda"
+    keep: int = 0  # steps between checkpoints to go on from, a multiple of 50 (0: only the end)
 
 
 def steps_of(run: Run) -> int:
@@ -73,7 +74,8 @@ def train(run: Run, say: Callable[[str], None] = print) -> Decoder:
     run.out.mkdir(parents=True, exist_ok=True)
     log = _Log(run.out / "log.jsonl", say)
     stream = _prefetched(run, step)
-    forward = torch.compile(network, dynamic=False) if run.device == "cuda" else network
+    if run.device == "cuda":
+        network.compile_blocks()
     seen = 0
     while step < total:
         elapsed = time.monotonic() - started
@@ -82,14 +84,17 @@ def train(run: Run, say: Callable[[str], None] = print) -> Decoder:
         progress = max(step / total, elapsed / run.seconds if run.seconds else 0.0)
         for group in optimise.param_groups:
             group["lr"] = rate(progress, step, sft)
+        network.train()
         tokens, targets = next(stream)
-        loss = _loss(forward, tokens, targets, run.device)
+        loss = _loss(network, tokens, targets, run.device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), sft.clip)
         optimise.step()
         optimise.zero_grad(set_to_none=True)
         step, seen = step + 1, seen + tokens.numel()
         if step % 50 == 0 or step == total:
+            if run.keep and step % run.keep == 0:
+                save(run.out / "checkpoint", network, optimise, step, recipe)
             log.add(step=step, of=total, loss=round(loss.item(), 4), seconds=round(time.monotonic() - started, 1),
                     tokens=seen, rate=optimise.param_groups[0]["lr"],
                     gib=round(torch.cuda.max_memory_allocated() / 2**30, 2) if run.device == "cuda" else 0)  # fmt: skip
@@ -146,9 +151,12 @@ def tensors_of(network: Decoder) -> dict[str, np.ndarray]:
 
 
 def save(folder: Path, network: Decoder, optimise: torch.optim.AdamW | None, step: int, recipe: Recipe) -> None:
-    """Checkpoint: float32 weights, and the optimiser's moments in bf16's range as float16 halves of their scale."""
+    """Checkpoint: with an optimiser float32 weights and moments, to go on from; without one float16 weights, the end of
+    a run."""
     arrays = tensors_of(network)
-    if optimise is not None:
+    if optimise is None:
+        arrays = {name: a.astype(np.float16) for name, a in arrays.items()}
+    else:
         names = {id(p): n for n, p in network.named_parameters()}
         for p, state in optimise.state.items():
             for key in ("exp_avg", "exp_avg_sq"):

@@ -1,0 +1,142 @@
+"""The same recipes for pretrained bases: TRL's trainers, PEFT's adapters, accelerate's placement.
+
+Launch with `accelerate launch -m kvc model train ...` for several GPUs (FSDP or DeepSpeed by accelerate's own
+configuration). Rollouts use vLLM where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvc.diagnostics import KvcError
+from kvc.model.dataset import Example, read
+from kvc.model.train.recipe import Recipe
+from kvc.model.writer import MARK
+
+
+def _trl() -> Any:
+    try:
+        import datasets
+        import peft
+        import trl
+    except ImportError as error:
+        raise KvcError("KVC0501", f"{error.name} is not installed", hint="pip install 'kvc[train]'") from None
+    return datasets, peft, trl
+
+
+def _adapter(recipe: Recipe, peft: Any) -> Any:
+    """The LoRA configuration, or None for training of all weights."""
+    lora = recipe.lora
+    if not lora.rank:
+        return None
+    return peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets),
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+
+
+def sft_settings(recipe: Recipe, out: Path, bf16: bool, devices: int = 1) -> dict[str, Any]:
+    """Arguments of trl.SFTConfig. The recipe's `tokens` become sequences a step, shared out over accumulation."""
+    sft = recipe.sft
+    steps = max(sft.tokens // (sft.length * devices), 1)
+    return {
+        "output_dir": str(out), "learning_rate": sft.learning_rate, "warmup_steps": sft.warmup,
+        "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": sft.floor},
+        "weight_decay": sft.weight_decay, "max_grad_norm": sft.clip, "num_train_epochs": sft.epochs,
+        "max_steps": sft.steps or -1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": steps,
+        "gradient_checkpointing": sft.gradient_checkpointing, "bf16": bf16, "packing": True,
+        "max_length": sft.length, "completion_only_loss": True, "logging_steps": 10, "save_steps": 200,
+        "save_total_limit": 2, "seed": recipe.seed,
+        "optim": {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit"}[sft.optimiser],
+        "report_to": "tensorboard" if importlib.util.find_spec("tensorboard") else "none",
+        "model_init_kwargs": {"dtype": "bfloat16" if bf16 else "float32"},
+    }  # fmt: skip
+
+
+def _pairs(examples: Sequence[Example]) -> list[dict[str, str]]:
+    return [{"prompt": e.prompt, "completion": e.answer} for e in examples if e.split == "train"]
+
+
+def sft(recipe: Recipe, data: Path, out: Path, seconds: float = 0.0, resume: Path | None = None) -> None:
+    """Fine-tune `recipe.base` on examples; writes the model or adapter with its tokenizer, and the mark that it knows
+    frames."""
+    import torch
+
+    datasets, peft, trl = _trl()
+    rows = datasets.Dataset.from_list(_pairs(list(read(data))))
+    config = trl.SFTConfig(**sft_settings(recipe, out, torch.cuda.is_available(), max(torch.cuda.device_count(), 1)))
+    trainer = trl.SFTTrainer(
+        model=recipe.base, args=config, train_dataset=rows, peft_config=_adapter(recipe, peft),
+        callbacks=[_stop_after(seconds)] if seconds else None,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    trainer.save_model(str(out))
+    (out / MARK).write_text(json.dumps({"prompt": "frame", "recipe": recipe.name, "base": recipe.base}))
+
+
+def _stop_after(seconds: float) -> Any:
+    """A callback that ends training after so long."""
+    import time
+
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def __init__(self) -> None:
+            self._until = time.monotonic() + seconds
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop |= time.monotonic() > self._until
+
+    return Stop()
+
+
+def grpo_settings(recipe: Recipe, out: Path, bf16: bool) -> dict[str, Any]:
+    """Arguments of trl.GRPOConfig."""
+    rl = recipe.rl
+    return {
+        "output_dir": str(out), "learning_rate": rl.learning_rate, "max_steps": rl.steps,
+        "num_generations": rl.samples, "per_device_train_batch_size": rl.samples,
+        "gradient_accumulation_steps": rl.prompts, "beta": rl.kl, "epsilon": rl.clip_low,
+        "epsilon_high": rl.clip_high, "temperature": rl.temperature, "max_completion_length": rl.answer_tokens,
+        "gradient_checkpointing": recipe.sft.gradient_checkpointing, "bf16": bf16, "seed": recipe.seed,
+        "logging_steps": 1, "save_steps": 20, "save_total_limit": 2,
+        "use_vllm": importlib.util.find_spec("vllm") is not None,
+        "report_to": "tensorboard" if importlib.util.find_spec("tensorboard") else "none",
+        "model_init_kwargs": {"dtype": "bfloat16" if bf16 else "float32"},
+    }  # fmt: skip
+
+
+def grpo(recipe: Recipe, base: str, data: Path, out: Path, executor: str) -> None:
+    """GRPO by execution. TRL's loop has one turn a sample; of the recipe's turns the later ones are for the own loop
+    (kvc.model.train.grpo)."""
+    import torch
+    from kvc.model.train.grpo import tasks_of
+    from kvc.model.train.reward import REWARDS, Judge, Judged
+
+    datasets, peft, trl = _trl()
+    reward, tasks = REWARDS[recipe.rl.reward], tasks_of(data)
+    columns = ("prompt", "spec_text", "target", "arch", "microseconds")
+    rows = datasets.Dataset.from_list([{c: getattr(e, c) for c in columns} for e in tasks])
+    with Judge(recipe.rl.jobs, executor) as judge:
+
+        def execution(completions: list[str], **row: list[Any]) -> list[float]:
+            asked = [
+                Judged(s, t, a, text, recipe.seed, us, recipe.rl.reward == "hip")
+                for text, s, t, a, us in zip(
+                    completions, *(row[c] for c in ("spec_text", "target", "arch", "microseconds")), strict=True
+                )
+            ]
+            return [reward(o) for o in judge.outcomes(asked)]
+
+        trainer = trl.GRPOTrainer(
+            model=base, reward_funcs=execution,
+            args=trl.GRPOConfig(**grpo_settings(recipe, out, torch.cuda.is_available())),
+            train_dataset=rows, peft_config=_adapter(recipe, peft),
+        )  # fmt: skip
+        trainer.train()
+        trainer.save_model(str(out))
+    (out / MARK).write_text(json.dumps({"prompt": "frame", "recipe": recipe.name, "base": base}))
