@@ -68,7 +68,7 @@ def explain(subject: Subject, fault: Fault, compiled: Compiled) -> Reason:
         return Reason("identical", "same instructions after compilation")
     if fault.level == "assembly":
         found = _of_the_trace(subject, fault)
-        if found.criterion:
+        if found.criterion or found.evidence:  # a hazard that the trace shows and no gate noticed is a survivor
             return found
     return _of_the_results(subject, compiled)
 

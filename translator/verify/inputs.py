@@ -6,20 +6,21 @@ interval) where the oracle is mostly non-finite otherwise, as variances and loga
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvc.dtypes import DType
-from kvc.kernel import Axis, Call, Expr, KernelSpec, Load, Scatter, walk
+from kvc.kernel import Axis, Call, Const, Expr, KernelSpec, Load, Scatter, walk
 from kvc.verify.index_ranges import float_indices, narrowed
 
 if TYPE_CHECKING:
     import torch
 
 #: Names of the input sets, in the order in which they are tried.
-INPUT_SETS = ("normal", "special", "offset", "large", "rows", "small")
+INPUT_SETS = ("normal", "special", "offset", "large", "rows", "small", "negative")
 
 #: Non-finite results that a plain draw may give before its operands are drawn again from another domain.
 MAX_NONFINITE = 0.1
@@ -87,6 +88,7 @@ def draw(spec: KernelSpec, name: str, seed: int, domain: Domain = Domain()) -> d
     import torch
 
     ranges = integer_ranges(spec)
+    near = thresholds(spec)
     inputs = {}
     for position, operand in enumerate(spec.inputs):
         generator = torch.Generator().manual_seed(zlib.crc32(f"{spec.hash}/{name}/{seed}/{position}".encode()))
@@ -98,12 +100,31 @@ def draw(spec: KernelSpec, name: str, seed: int, domain: Domain = Domain()) -> d
             low, high = ranges[operand.name]
             inputs[operand.name] = torch.randint(low, high, shape, generator=generator).to(to)
         else:
-            inputs[operand.name] = _floats(shape, operand.dtype, name, domain.of(operand.name), generator).to(to)
+            inputs[operand.name] = _floats(shape, operand.dtype, name, domain.of(operand.name), generator, near).to(to)
     return inputs
 
 
-def _floats(shape: tuple[int, ...], dtype: DType, name: str, domain: str, generator: torch.Generator) -> torch.Tensor:
-    """float64 values of a distribution; the caller rounds them."""
+def thresholds(spec: KernelSpec) -> tuple[float, ...]:
+    """Floating-point constants that a spec compares with: a value beside one tells a wrong constant, or < from <=."""
+    found: dict[float, None] = {}
+    for stmt in spec.body:
+        for node in (n for root in stmt.roots for n in walk(root)):
+            if isinstance(node, Call) and node.fn in (*_COMPARES, "maximum", "minimum"):
+                for arg in node.args:
+                    if isinstance(arg, Const) and isinstance(arg.value, float) and math.isfinite(arg.value):
+                        found[arg.value] = None
+    return tuple(found)
+
+
+def _floats(
+    shape: tuple[int, ...],
+    dtype: DType,
+    name: str,
+    domain: str,
+    generator: torch.Generator,
+    near: tuple[float, ...] = (),
+) -> torch.Tensor:
+    """float64 values of a distribution; the caller rounds them. `near`: constants that the spec compares with."""
     import torch
 
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -117,15 +138,21 @@ def _floats(shape: tuple[int, ...], dtype: DType, name: str, domain: str, genera
         x = x * 2.0**-10
     elif name == "offset" and domain != "unit":
         x = x + (16.0 if dtype.bits < 32 else 256.0)
+    elif name == "negative" and domain == "any":
+        # A maximum that starts at 0 and not at -inf, a softmax that does not subtract it: only here do they show.
+        x = x - (16.0 if dtype.bits < 32 else 256.0)
     elif name == "rows" and x.ndim:
         x = x[..., :1].expand(shape).clone()
     elif name == "special":
-        x = _sprinkle(x, dtype, domain, generator)
+        x = _sprinkle(x, dtype, domain, generator, near)
     return x
 
 
-def _sprinkle(x: torch.Tensor, dtype: DType, domain: str, generator: torch.Generator) -> torch.Tensor:
-    """A few infinities, NaNs, zeros and subnormals among normal values (formats without infinity saturate)."""
+def _sprinkle(
+    x: torch.Tensor, dtype: DType, domain: str, generator: torch.Generator, near: tuple[float, ...]
+) -> torch.Tensor:
+    """A few infinities, NaNs, zeros, subnormals and neighbours of the spec's own constants among normal values (formats
+    without infinity saturate)."""
     import torch
 
     if x.numel() == 0:
@@ -134,6 +161,8 @@ def _sprinkle(x: torch.Tensor, dtype: DType, domain: str, generator: torch.Gener
     values = [0.0, smallest / 4] if domain != "any" else [0.0, -0.0, smallest / 4, -smallest / 2]
     if dtype.bits >= 16:
         values += [float("inf"), float("nan")] + ([float("-inf")] if domain == "any" else [])
+    if domain == "any":
+        values += [c * (1.0 + side * 2.0**-8) for c in near if c for side in (-1, 0, 1)]
     # At most one element in eight, so that rows without any special value remain in small tensors too.
     count = min(len(values), max(x.numel() // 8, 1))
     places = torch.randperm(x.numel(), generator=generator)[:count]

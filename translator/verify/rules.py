@@ -56,7 +56,8 @@ RULES: tuple[Rule, ...] = (
     Rule("V12", "only the tested shape works", "compare, execute", ("KVC0711",),
          "symbolic axes are tried at 1, at primes, around one wave and beyond the hint, with the stated launch"),
     Rule("V13", "inputs of one distribution", "compare", ("KVC0701", "KVC0706"),
-         "six sets: normal, special (infinities, NaN, zeros, subnormals), offset, large, equal rows, small"),
+         "seven sets: normal, special (inf, NaN, zeros, subnormals, the spec's constants), offset, large, rows, small, "
+         "negative"),
     Rule("V14", "precision quietly lowered", "compare", ("KVC0701",),
          "twice the working dtype's own error; for narrow results the signed mean and the mean square too"),
     Rule("V15", "races, uninitialised LDS, order dependence", "execute, compare, determinism",
