@@ -67,7 +67,7 @@ def open_storage(where: str) -> BaseStorage:
             host, _, port = rest.rstrip("/").partition(":")
             return storages.GrpcStorageProxy(host=host, port=int(port or 13000))
         if scheme.partition("+")[0] in ("sqlite", "postgresql", "mysql"):
-            return storages.RDBStorage(where, heartbeat_interval=60, grace_period=180)
+            return storages.RDBStorage(where)
     except ImportError as error:
         raise KvcError("KVC0501", f"{where}: {error}", hint="install what this kind of storage needs") from None
     except (OSError, ValueError) as error:

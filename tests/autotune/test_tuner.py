@@ -214,7 +214,7 @@ def _worker(storage: str, done: Any) -> None:
     done.put(mine)
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.long)])
 def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path, kind: str) -> None:
     storage = str(tmp_path / "s.journal") if kind == "journal" else f"sqlite:///{tmp_path / 's.db'}"
     study_in(storage)
@@ -223,7 +223,7 @@ def test_two_processes_share_a_study_and_repeat_nothing(tmp_path: Path, kind: st
     workers = [context.Process(target=_worker, args=(storage, done)) for _ in range(2)]
     for w in workers:
         w.start()
-    tried = [done.get(timeout=120) for _ in workers]
+    tried = [done.get(timeout=300) for _ in workers]
     for w in workers:
         w.join(30)
     assert sorted(tried[0] + tried[1]) == sorted(set(tried[0] + tried[1]))
