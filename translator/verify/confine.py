@@ -20,7 +20,9 @@ from kvc.verify.sandbox import Policy, Report
 PRIVATE = "/tmp"  # a worker's own folder, where it has a root of its own
 _NODES = ("null", "zero", "full", "random", "urandom")
 _INNER_ID = 1000  # user and group in the namespace: not 0, which an exec would give capabilities
-_MAX_PID = 4096  # of a namespace's own (Linux 6.14): what a fork bomb may make
+#: Largest process number of a namespace (Linux 6.14), the first that the kernel takes: the least depends on the number
+#: of processors. It bounds what a fork bomb makes, also where RLIMIT_NPROC does not count (kvc run by root).
+_MAX_PIDS = (512, 1024, 4096, 16384)
 _SHARED_MEMORY = 1 << 28
 
 
@@ -225,8 +227,10 @@ def _proc() -> None:
         for name in ("/proc/cpuinfo", "/proc/meminfo"):
             _bind(name, name, linux.ATTR_RDONLY)
         return
-    with contextlib.suppress(OSError):  # before Linux 6.14 the number is the machine's
-        _write("/new/proc/sys/kernel/pid_max", str(_MAX_PID))
+    for most in _MAX_PIDS:
+        with contextlib.suppress(OSError):  # before Linux 6.14 the number is the machine's
+            _write("/new/proc/sys/kernel/pid_max", str(most))
+            break
     for name in ("sys", "sysrq-trigger", "irq", "bus"):
         if os.path.exists(f"/new/proc/{name}"):
             linux.mount(f"/new/proc/{name}", f"/new/proc/{name}", None, linux.MS_BIND | linux.MS_REC)
@@ -247,6 +251,16 @@ def _landlock(rules: Policy) -> None:
     linux.landlock((*rules.readable, "/proc"), (*nodes, *rules.devices, rules.folder))
 
 
+def _processes_of_user() -> int:
+    """Threads of this user on the machine, as far as /proc tells."""
+    count = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
 def confine_candidate(rules: Policy, report: Report) -> None:
     """Take from a candidate's process what the worker still has: signals to it and its memory, sockets, new namespaces;
     and set the limits of one candidate."""
@@ -256,8 +270,9 @@ def confine_candidate(rules: Policy, report: Report) -> None:
     _limit(resource.RLIMIT_AS, limits.memory)
     _limit(resource.RLIMIT_CPU, limits.cpu_s)
     _limit(resource.RLIMIT_NOFILE, 1024)
-    if os.getpid() != 1 and report.level in ("bubblewrap", "namespaces"):
-        _limit(resource.RLIMIT_NPROC, limits.processes)  # counted for each user namespace, so for us alone
+    # Counted for each user namespace, so for us alone, where there is one; else for all that the user runs.
+    others = 0 if report.level in ("bubblewrap", "namespaces") else _processes_of_user()
+    _limit(resource.RLIMIT_NPROC, others + limits.processes)
     linux.no_new_privileges()
     if _has_landlock():
         linux.landlock(None)
