@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from kvc.builder import Builder, Tensor
-from kvc.dtypes import I64, DType
+from kvc.dtypes import F16, F32, I64, DType
 from kvc.kernel import Const, Expr, Scatter, call
 from kvc.ops import op
 from kvc.optable._common import clip, ints, offsets, sample, t, unsupported
@@ -175,8 +175,8 @@ def embedding_bag(
     pooled = k.define(weight.dtype, (out, column), result)
     if mode == _MAX:
         return pooled, owner, sizes, _rows_of_maxima(k, weight, indices, owner, total, padding_idx)
-    if mode == _SUM and padding_idx < 0:
-        # The CPU adds rows up without telling their bags.
+    if mode == _SUM and padding_idx < 0 and weight.dtype in (F32, F16):
+        # The CPU adds these rows up without telling their bags (at::native::is_fast_path_index_select).
         owner = k.define(I64, (k.axis(0, "n"),), 0)
     return pooled, owner, sizes, sizes
 
