@@ -56,7 +56,7 @@ _KERNEL = {
     "target": str, "arch": str, "numerics": str, "schedule": str, "executor": str, "seed": int,
     "emitter": {"emitter": str, "version": str, "weights": str, "seed": int}, "knobs": {str: (int, str, bool, float)},
     "launches": [_LAUNCH], "workspace": [{"name": str, "dtype": str, "numel": int}],
-    "resources": {str: {str: (int, float, str, bool, type(None), list)}}, "checks": [str], "input_sets": [str],
+    "resources": {str: (dict, str)}, "checks": [str], "input_sets": [str],
     "errors": [_ERROR], "warnings": [str], "origin": [str], "uses": int,
 }  # fmt: skip
 LOCK_SHAPE: Any = {
