@@ -254,7 +254,7 @@ TIMM: tuple[Entry, ...] = (
     timm("deit_tiny_distilled_patch16_224", 32, img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3),
     timm("swin_tiny_patch4_window7_224", 32, img_size=32, patch_size=2, window_size=4, embed_dim=16, depths=(2, 2),
          num_heads=(2, 4)),
-    timm("mixer_s16_224", 32, img_size=32, embed_dim=24, num_blocks=2),
+    timm("mixer_s16_224", 32, img_size=32),
     timm("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(8, 12, 16, 24)),
     timm("resnet18", 32, layers=(1, 1, 1, 1), channels=(8, 16, 24, 32)),
     timm("seresnet18", 32, layers=(1, 1, 1, 1), channels=(8, 16, 24, 32)),
