@@ -12,7 +12,7 @@ from kvc.model.emitter import Budget, ModelEmitter
 from kvc.model.instructions import instructions
 from kvc.model.lift import emit, lift
 from kvc.model.prompt import Asked
-from kvc.model.writer import Recorded, SmallWriter, writer
+from kvc.model.writer import Recorded, SmallWriter
 from kvc.pipeline import emitters_for, solve
 from kvc.text import parse_kernel
 from kvc.verify.judge import Bench
@@ -135,5 +135,3 @@ def test_the_example_that_other_models_are_shown_is_right(target: str, bench: Be
 def test_missing_weights_are_an_error_with_a_way_out(tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(KvcError, match="KVC0101"):
         SmallWriter(tmp_path)
-    with pytest.raises(KvcError):
-        writer(str(tmp_path / "nowhere"))

@@ -140,9 +140,9 @@ def test_grpo_raises_what_was_rewarded() -> None:
     network, reference = Decoder(shape), Decoder(shape)
     reference.load_state_dict(network.state_dict())
     pieces = [Piece([1, 9, 2], [20, 21], 1.0), Piece([1, 9, 2], [30, 31, 32], -1.0)]
-    before = [float((p * m).sum()) for p, m in [log_probabilities(network, [x], "cpu") for x in pieces]]
+    before = [float((p * m).sum().detach()) for p, m in [log_probabilities(network, [x], "cpu") for x in pieces]]
     optimise = torch.optim.AdamW(network.parameters(), lr=1e-2)
     for _ in range(3):
         update(network, reference, optimise, pieces, Rl(), "cpu")
-    after = [float((p * m).sum()) for p, m in [log_probabilities(network, [x], "cpu") for x in pieces]]
+    after = [float((p * m).sum().detach()) for p, m in [log_probabilities(network, [x], "cpu") for x in pieces]]
     assert after[0] > before[0] and after[1] < before[1]
