@@ -66,6 +66,41 @@ def micro(
 
 @app.command()
 @guarded
+def cdna(
+    targets: Annotated[str, typer.Option("--targets", help="Targets, such as hip,triton.")] = "hip,triton",
+    archs: Annotated[str, typer.Option("--archs", help="GPUs (default: all CDNA ones of `kvc arch`).")] = "",
+    cases: Annotated[str, typer.Option("--cases", help="Only cases whose name holds one of these, such as a,b.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the table.")] = None,
+    seed: SeedOpt = 0,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Judge the code for CDNA GPUs without one: from the compiled text and the simulator's counters.
+
+    Spills, registers, LDS and occupancy are the compiler's; bytes and instructions are counted; cycles are estimates.
+    Writes cdna.json and cdna.md. Exit code 0 also where bars are missed: the table says which.
+    """
+    import json
+
+    from kvc.arch import CDNA
+    from kvc.bench.cdna import Request, markdown, run
+
+    console = console_for(as_json, quiet)
+    chosen = tuple(a for a in archs.split(",") if a) or CDNA
+    names = tuple(n for n in cases.split(",") if n)
+    result = run(Request(tuple(t for t in targets.split(",") if t), chosen, names, seed=seed), console.note)
+    folder = out or Path("out") / "cdna"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cdna.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (folder / "cdna.md").write_text(markdown(result), encoding="utf-8")
+    if as_json:
+        print_json({"ok": True, **result})
+    else:
+        console.say(f"{len(result['rows'])} kernels, {result['missed']} bars missed; see {folder / 'cdna.md'}")
+
+
+@app.command()
+@guarded
 def kernelbench(
     root: Annotated[Path, typer.Option("--root", help="A checkout of ScalingIntelligence/KernelBench.")],
     level: Annotated[str, typer.Option("--level", help="Levels, such as 1,2,3.")] = "1,2,3",
