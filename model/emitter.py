@@ -20,7 +20,7 @@ from kvc.model.instructions import instructions, without_fence
 from kvc.model.languages import LANGUAGES
 from kvc.model.prompt import RANKS, Asked, Tried, prompt
 from kvc.model.sizes import NotAFrame
-from kvc.model.writer import ServerWriter, Writer, writer
+from kvc.model.writer import Writer, writer
 from kvc.verify.verdict import Rejected
 
 VERSION = "1"
@@ -134,16 +134,6 @@ def _writer(argument: str) -> Writer:
     return writer(argument)
 
 
-@cache
-def _server(argument: str) -> Writer:
-    return ServerWriter(argument)
-
-
 def model(target: str, argument: str) -> ModelEmitter:
     """`model` (the shipped one), `model:PATH_OR_HUB_ID[+ADAPTER]`."""
     return ModelEmitter(f"model:{argument}" if argument else "model", target, _writer(argument))
-
-
-def openai(target: str, argument: str) -> ModelEmitter:
-    """`openai:URL#NAME`."""
-    return ModelEmitter(f"openai:{argument}", target, _server(argument))

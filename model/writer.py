@@ -148,22 +148,16 @@ def _identity(name: str, adapter: str) -> str:
 
 
 class ServerWriter:
-    """`URL#name`: a server that speaks the OpenAI interface (vLLM and kin). The key is OPENAI_API_KEY's."""
+    """`URL#NAME`: a server that speaks the OpenAI interface (vLLM, llama.cpp and kin; kvc.model.chat.Service says what
+    may follow). The key is OPENAI_API_KEY's."""
 
     knows_frames = False
 
     def __init__(self, address: str) -> None:
-        url, _, name = address.partition("#")
-        if not url or not name:
-            raise KvcError("KVC0106", f"openai:{address}", hint="write openai:URL#NAME")
-        try:
-            from openai import OpenAI
-        except ImportError:
-            raise KvcError("KVC0501", "openai is not installed", hint="pip install 'kvc[model]'") from None
-        import os
+        from kvc.model.chat import Chat, Service
 
-        self._client, self._name = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none")), name
-        self.identity = f"{name}@{url}"
+        self.chat = Chat(Service.parse(address))
+        self.identity = f"{self.chat.service.model}@{self.chat.service.url}"
 
     def fits(self, prompt: str) -> bool:
         return True
@@ -172,19 +166,11 @@ class ServerWriter:
         return len(text.split())
 
     def write(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> list[str]:
-        from openai import OpenAIError
-
-        texts = []
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            try:
-                answer = self._client.chat.completions.create(
-                    model=self._name, messages=[{"role": "user", "content": prompt}], seed=seed,
-                    temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.most,
-                )  # fmt: skip
-            except OpenAIError as error:
-                raise KvcError("KVC0501", f"{self._name}: {str(error)[:200]}") from None
-            texts.append(answer.choices[0].message.content or "")
-        return texts
+        """KVC0503 and KVC0504 as kvc.model.chat.Chat.ask."""
+        return [
+            self.chat.ask([{"role": "user", "content": prompt}], sampling, seed).text
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ CODES: dict[str, str] = {
     # toolchain
     "KVC0501": "toolchain not found",
     "KVC0502": "source does not compile",
+    "KVC0503": "language-model service gives no answer",
+    "KVC0504": "budget of the language-model service is spent",
     # execution
     "KVC0601": "no device for this executor",
     "KVC0602": "device differs from its table row",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvc.diagnostics import KvcError
+from kvc.vault.cluster import RayWorkers
 from kvc.vault.harvest import Item
 from kvc.vault.judging import Settings, start
 from kvc.vault.shards import ShardWriter, finished, records
@@ -23,6 +24,7 @@ from kvc.vault.workers import Done, Workers
 
 PIPELINES = ("hip", "triton", "hip2hip")
 FLUSH_S = 300.0  # finished work is on disk after so long at the latest
+MAX_UNANSWERED = 3  # specs in a row that a service left without an answer before a build ends
 _AHEAD = 4  # specs waiting for each worker before captures pause
 
 #: Called every so often with the progress so far.
@@ -31,7 +33,8 @@ Listener = Callable[["Progress"], None]
 
 @dataclass
 class Progress:
-    """Counts of a build. `stage_s`: seconds by stage, summed over the workers."""
+    """Counts of a build. `unread`: answers of a model that were no kernel; `stopped`: why the build ended early;
+    `stage_s`: seconds by stage, summed over the workers."""
 
     specs: int = 0
     records: int = 0
@@ -40,6 +43,8 @@ class Progress:
     uncaptured: int = 0
     crashes: int = 0
     failures: int = 0
+    unread: int = 0
+    stopped: str = ""
     wall_s: float = 0.0
     stage_s: Counter[str] = field(default_factory=Counter)
 
@@ -93,6 +98,7 @@ class Request:
     specs: int
     jobs: int = 2
     shared: Path | None = None  # harvest.jsonl of another build to read and add to
+    ray: str = ""  # address of a cluster, "" for processes of this machine
 
 
 class _Build:
@@ -110,10 +116,13 @@ class _Build:
         self.order: deque[int] = deque()  # captures in the order of the sources
         self.count = 0
         self.exhausted = False
+        self.unanswered = 0
         self.flushed = time.monotonic()
 
     def next_task(self) -> tuple[int, dict[str, Any]] | None:
         """The next build task, or a capture when few specs wait; None when there is nothing to do for now."""
+        if self.progress.stopped:
+            return None
         while not self.waiting or (len(self.waiting) < self.request.jobs * _AHEAD and not self.exhausted):
             task = self._next_capture()
             if task is None:
@@ -182,6 +191,11 @@ class _Build:
 
     def _built(self, number: int, task: dict[str, Any], answer: dict[str, Any]) -> None:
         self.tasks.pop(number)
+        self.progress.unread += answer["unread"]
+        if answer["stop"]:
+            self._stop(answer["stop"])
+            return
+        self.unanswered = 0
         rows = answer["rows"]
         self.progress.records += len(rows)
         self.progress.verified += sum(row["status"] == "verified" for row in rows)
@@ -192,6 +206,14 @@ class _Build:
         if time.monotonic() - self.flushed > FLUSH_S:
             self.writer.flush()
             self.flushed = time.monotonic()
+
+    def _stop(self, stop: dict[str, Any]) -> None:
+        """A service gave no answer. Its task is left open; nothing more is handed out where others would fare alike."""
+        self._report({"service": stop["message"]})
+        self.unanswered += 1
+        self.progress.failures += 1
+        if stop["lasting"] or self.unanswered >= MAX_UNANSWERED:
+            self.progress.stopped = stop["message"]
 
     def _report(self, problem: dict[str, Any]) -> None:
         self.problems.write(json.dumps(problem) + "\n")
@@ -207,7 +229,7 @@ def build(request: Request, listen: Listener = lambda progress: None) -> Progres
     with (
         (request.out / "problems.jsonl").open("a", encoding="utf-8") as problems,
         ShardWriter(request.out, request.settings.pipeline) as writer,
-        Workers(request.jobs, start, asdict(request.settings)) as workers,
+        _workers(request.settings, request.jobs, request.ray) as workers,
     ):
         state = _Build(request, writer, harvests, problems)
         try:
@@ -220,11 +242,23 @@ def build(request: Request, listen: Listener = lambda progress: None) -> Progres
     return state.progress
 
 
+def _workers(settings: Settings, jobs: int, ray: str) -> Workers | RayWorkers:
+    if not ray:
+        return Workers(jobs, start, asdict(settings))
+    return RayWorkers(ray, jobs, start, asdict(settings), gpus=settings.executor != "sim")
+
+
 # ---------------------------------------------------------------- HIP to faster HIP
 
 
 def improve(
-    settings: Settings, source: Path, out: Path, specs: int, jobs: int, listen: Listener = lambda progress: None
+    settings: Settings,
+    source: Path,
+    out: Path,
+    specs: int,
+    jobs: int,
+    listen: Listener = lambda progress: None,
+    ray: str = "",
 ) -> Progress:
     """For each spec of the HIP records in `source`: judge other settings than those known there, and keep in `out` what
     is verified and has a lower estimate than the verified record to start from (the one that estimates highest)."""
@@ -242,7 +276,7 @@ def improve(
 
     with (
         ShardWriter(out, settings.pipeline) as writer,
-        Workers(jobs, start, asdict(settings)) as workers,
+        _workers(settings, jobs, ray) as workers,
     ):
         for answer in workers.run(next_task):
             progress.wall_s = time.monotonic() - started

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvc.diagnostics import KvcError
-from kvc.emitter import Candidate, Emitter, Knob, Target, Task
+from kvc.emitter import Candidate, Emitter, Knob, Task
 from kvc.vault.normalize import normalized
 
 PROPOSALS = 48  # settings that are looked at for each emitter
@@ -32,12 +32,14 @@ class Proposals:
     crashes: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def propose(task: Task, target: Target, count: int, seed: int, *, same_text: bool = False) -> Proposals:
+def propose(
+    task: Task, emitters: Sequence[Emitter], count: int, seed: int, *, same_text: bool = False
+) -> Proposals:
     """At most `count` candidates, each emitter in turn, its default setting first. Texts that differ in constants alone
     are left out unless `same_text`, and then come last."""
     found = Proposals()
     queues: list[list[Candidate]] = []
-    for emitter in target.emitters():
+    for emitter in emitters:
         queue = _of_emitter(emitter, task, seed, found.crashes)
         if queue:
             queues.append(queue)

@@ -54,6 +54,16 @@ def build(
     constants: Annotated[
         bool, typer.Option("--constants", help="Also judge settings that change constants of the text alone.")
     ] = False,
+    emitter: Annotated[
+        list[str] | None,
+        typer.Option("--emitter", help="Ask only this one: a rule, model[:PATH], openai:URL#MODEL; repeatable."),
+    ] = None,
+    more: Annotated[
+        bool, typer.Option("--more", help="Go on asking a model for faster kernels when one is verified.")
+    ] = False,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="Address of a Ray cluster, or 'local': workers run there.")
+    ] = None,
     numerics: NumericsOpt = Numerics.strict,
     executor: Annotated[str, typer.Option("--executor", "-e", help="What runs the kernels: sim or amdgpu.")] = "sim",
     jobs: JobsOpt = 2,
@@ -65,12 +75,17 @@ def build(
     from kvc.diagnostics import KvcError
     from kvc.vault.build import PIPELINES, Progress, Request, Settings, improve
     from kvc.vault.build import build as run
+    from kvc.vault.judging import asked_emitters
+    from kvc.vault.service import service_text, spent, with_ledger
     from kvc.vault.sources.mix import references
 
     if pipeline not in PIPELINES:
         raise KvcError("KVC0106", f"pipeline {pipeline!r}", hint=f"one of: {', '.join(PIPELINES)}")
     console = console_for(as_json, quiet)
-    settings = Settings(pipeline, arch, numerics.value, variants, seed, executor, constants)
+    settings = Settings(
+        pipeline, arch, numerics.value, variants, seed, executor, constants,
+        emitters=tuple(with_ledger(name, out) for name in emitter or ()), more=more,
+    )  # fmt: skip
     told = 0.0
 
     def listen(progress: Progress) -> None:
@@ -81,16 +96,19 @@ def build(
                 f"{progress.specs} specs, {progress.records} records, {progress.verified} verified, {told:.0f} s"
             )
 
+    asked_emitters(settings)  # an unknown name or a bad address is known before a worker starts
     if pipeline == "hip2hip":
         if start is None:
             raise KvcError("KVC0106", "hip2hip starts from verified kernels", hint="name their vault with --from DIR")
-        progress = improve(settings, start, out, specs, jobs, listen)
+        progress = improve(settings, start, out, specs, jobs, listen, ray or "")
     else:
         names = tuple(n for n in sources.split(",") if n)
         found = references(names, folder or (), licence)
-        progress = run(Request(settings, out, found, specs, jobs, harvest), listen)
+        progress = run(Request(settings, out, found, specs, jobs, harvest, ray or ""), listen)
     if as_json:
-        print_json({"ok": True, **progress.to_json()})
+        print_json({"ok": not progress.stopped, **progress.to_json(), "service": spent(out)})
+        if progress.stopped:
+            raise typer.Exit(NOT_VERIFIED)
         return
     console.say(
         f"{progress.records} records of {progress.specs} specs, {progress.verified} verified, {progress.wall_s:.0f} s"
@@ -100,6 +118,11 @@ def build(
             f"{progress.crashes} emitter faults, {progress.failures} lost tasks, {progress.uncaptured} references that "
             f"cannot be captured: see {out / 'problems.jsonl'}"
         )
+    for text in (service_text(spent(out), progress.unread), progress.stopped and f"stopped early: {progress.stopped}"):
+        if text:
+            console.say(text)
+    if progress.stopped:
+        raise typer.Exit(NOT_VERIFIED)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Any
 import kvc
 from kvc.arch import arch as arch_row
 from kvc.diagnostics import KvcError
-from kvc.emitter import Candidate, Target, Task, target
+from kvc.emitter import Candidate, Emitter, Target, Task, target
 from kvc.kernel import KernelSpec
 from kvc.vault.candidates import CRASHES, propose
 from kvc.vault.harvest import Item, Reference, harvest
@@ -24,7 +24,9 @@ from kvc.verify.verdict import Rejected, Verdict, Verified
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a build, the same for every task. `variants`: candidates judged for each spec."""
+    """Of a build, the same for every task. `variants`: candidates judged for each spec. `emitters`: names of those to
+    ask (kvc.pipeline.emitters_for), all rules where there are none; `more`: go on asking a model for a faster kernel
+    when one is verified, up to `variants`."""
 
     pipeline: str
     arch: str
@@ -34,6 +36,8 @@ class Settings:
     executor: str = "sim"
     same_text: bool = False
     timeout_s: float = 120.0
+    emitters: tuple[str, ...] = ()
+    more: bool = False
 
     @property
     def target(self) -> str:
@@ -41,7 +45,9 @@ class Settings:
 
     def task_id(self, spec_hash: str) -> str:
         """Identity of the work on one spec: what makes a resumed build skip it."""
-        return f"{self.pipeline}/{self.arch}/{self.numerics}/{spec_hash}"
+        # What an address says after its "?" (prices, limits) changes no work.
+        asked = "".join(f"/{name.partition('?')[0]}" for name in self.emitters)
+        return f"{self.pipeline}/{self.arch}/{self.numerics}/{spec_hash}{asked}"
 
 
 def spec_columns(spec: KernelSpec, item: Item) -> dict[str, Any]:
@@ -104,9 +110,12 @@ class Worker:
 
     settings: Settings
     pool: WorkerPool = field(init=False)
+    rules: tuple[Emitter, ...] = field(init=False)
+    models: tuple[Emitter, ...] = field(init=False)  # they see their verdicts, and are asked before the rules
 
     def __post_init__(self) -> None:
         self.pool = WorkerPool(1, self.settings.timeout_s)
+        self.rules, self.models = asked_emitters(self.settings)
 
     def close(self) -> None:
         self.pool.close()
@@ -137,13 +146,53 @@ class Worker:
         work = Task(item.spec, arch_row(self.settings.arch), self.settings.numerics)
         seconds: dict[str, float] = defaultdict(float)
         started = time.perf_counter()
-        language = target(self.settings.target)
-        offered = propose(work, language, self.settings.variants, self.settings.seed, same_text=self.settings.same_text)
+        offered = propose(
+            work, self.rules, self.settings.variants, self.settings.seed, same_text=self.settings.same_text
+        )
         seconds["propose"] = time.perf_counter() - started
         examiner = self._examiner(work.spec, seconds)
-        rows = self._judge_all(offered.candidates, item, examiner, seconds)
+        rows, unread, stop = [], 0, None
+        try:
+            for emitter in self.models:
+                found, bad = self._converse(emitter, work, item, examiner, seconds)
+                rows += found
+                unread += bad
+        except KvcError as error:
+            if error.code not in ("KVC0503", "KVC0504"):
+                raise
+            # No verdict on the spec: the task stays open, so that a later run takes it up.
+            stop = {"message": str(error), "lasting": error.diagnostic.details.get("scope") != "passing"}
+        rows += self._judge_all(offered.candidates, item, examiner, seconds)
         crashes = [[item.spec_text, *crash] for crash in offered.crashes]
-        return {"rows": rows, "crashes": crashes, "seconds": dict(seconds)}
+        return {"rows": rows, "crashes": crashes, "seconds": dict(seconds), "unread": unread, "stop": stop}
+
+    def _converse(
+        self, emitter: Emitter, work: Task, item: Item, examiner: Examiner, seconds: dict[str, float]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Rows of an emitter that reads its verdicts, each with the feedback on the attempts before it, and the count
+        of answers that were no kernel. Ends at the first verified one, unless `more`."""
+        if not emitter.supports(work).ok:
+            return [], 0
+        history: list[tuple[Candidate, Verdict]] = []
+        feedback: list[dict[str, str]] = []
+        rows: list[dict[str, Any]] = []
+        unread = 0
+        started = time.perf_counter()
+        for made in emitter.propose(work, emitter.space(work).default, history, self.settings.seed):
+            seconds["ask"] += time.perf_counter() - started
+            if isinstance(made, Rejected):
+                unread += 1
+                feedback.append(_feedback(made))
+            else:
+                (row,) = self._judge_all([made], item, examiner, seconds, history)
+                row.update(attempts=len(feedback) + 1, feedback=compact(feedback))
+                rows.append(row)
+                verdict = history[-1][1]
+                feedback.append(_feedback(verdict))
+                if len(rows) >= self.settings.variants or (isinstance(verdict, Verified) and not self.settings.more):
+                    break
+            started = time.perf_counter()
+        return rows, unread
 
     def improve(self, task: dict[str, Any]) -> dict[str, Any]:
         """hip2hip: {"item", "parent", "known"} -> {"rows"}: other settings than those known whose estimate is lower
@@ -152,7 +201,7 @@ class Worker:
         work = Task(item.spec, arch_row(self.settings.arch), self.settings.numerics)
         seconds: dict[str, float] = defaultdict(float)
         parent, known = task["parent"], set(task["known"])
-        offered = propose(work, target("hip"), 1 << 30, self.settings.seed, same_text=True)
+        offered = propose(work, target("hip").emitters(), 1 << 30, self.settings.seed, same_text=True)
         fresh = [c for c in offered.candidates if columns_of(c)["id"] not in known][: self.settings.variants]
         examiner = self._examiner(work.spec, seconds)
         rows = self._judge_all(fresh, item, examiner, seconds)
@@ -171,7 +220,12 @@ class Worker:
         return examiner
 
     def _judge_all(
-        self, candidates: list[Candidate], item: Item, examiner: Examiner, seconds: dict[str, float]
+        self,
+        candidates: list[Candidate],
+        item: Item,
+        examiner: Examiner,
+        seconds: dict[str, float],
+        history: list[tuple[Candidate, Verdict]] | None = None,
     ) -> list[dict[str, Any]]:
         bench = Bench(Timed(self.pool, seconds), self.settings.executor, self.settings.seed)
         shared = spec_columns(examiner.spec, item) if candidates else {}
@@ -181,6 +235,8 @@ class Worker:
             started = time.perf_counter()
             verdict = judge(candidate, bench, examiner)
             seconds["judge"] += time.perf_counter() - started
+            if history is not None:
+                history.append((candidate, verdict))
             attempts[candidate.origin.emitter] += 1
             rows.append(
                 {
@@ -198,6 +254,25 @@ class Worker:
                 }
             )
         return rows
+
+
+def asked_emitters(settings: Settings) -> tuple[tuple[Emitter, ...], tuple[Emitter, ...]]:
+    """(rules, models) that a build asks: the named ones, all rules where none is named. KVC0105 for an unknown name."""
+    from kvc.pipeline import emitters_for
+
+    language = target(settings.target)
+    rules = {e.name: e for e in language.emitters()}
+    if not settings.emitters:
+        return tuple(rules.values()), ()
+    models = [e for e in emitters_for(language, settings.emitters) if e.name not in rules]
+    return tuple(e for e in rules.values() if e.name in settings.emitters), tuple(models)
+
+
+def _feedback(verdict: Verdict) -> dict[str, str]:
+    if isinstance(verdict, Rejected):
+        found = verdict.diagnostic
+        return {"stage": verdict.stage, "code": found.code, "message": found.message[:2000]}
+    return {"stage": "", "code": "", "message": "verified"}
 
 
 class Timed(WorkerPool):
@@ -243,7 +318,7 @@ def start(options: dict[str, Any]) -> Worker:
 
     torch.set_num_threads(1)
     gc.set_threshold(50_000, 20, 50)  # specs are many small objects: the default collects all of torch's heap for them
-    return Worker(Settings(**options))
+    return Worker(Settings(**{**options, "emitters": tuple(options.get("emitters", ()))}))
 
 
 def verified(rows: list[dict[str, Any]]) -> int:
