@@ -51,7 +51,7 @@ def run(path: str, target: str, dtype: str, seed: int = 0) -> dict[str, Any]:
         "target": target,
         "dtype": dtype,
         "device": torch.cuda.get_device_name(),
-        "kernels": len(cut.steps) - len(cut.fallbacks),
+        "kernels": len(cut.launches),
         "distinct": len(cut.kernels),
         "schedules": sorted({a.candidate.schedule for a in done.artifacts}),
         "errors": errors,

@@ -132,7 +132,8 @@ def where_it_runs(job: Mapping[str, Any]) -> Any:
 def described(plan: Plan) -> dict[str, Any]:
     """A plan in figures: launches of generated kernels, distinct ones, fallbacks by operator."""
     return {
-        "kernels": len(plan.steps) - len(plan.fallbacks),
+        "kernels": len(plan.launches),
+        "once": len(plan.prologue),
         "distinct": len(plan.kernels),
         "fallbacks": [{"op": f.node.op, "reason": f.reason, "at": str(f.node.loc or "")} for f in plan.fallbacks],
     }

@@ -11,7 +11,6 @@ from kvc.bench.stages import Work, check_reference, conclude
 from kvc.diagnostics import KvcError
 from kvc.emitter import target as find_target
 from kvc.pipeline import NotVerified, Options, Translation, translate_kernels
-from kvc.plan import Invoke
 from kvc.store import Store
 from kvc.verify.judge import Bench
 from kvc.verify.pool import WorkerPool
@@ -111,7 +110,7 @@ def assembled(work: Work, done: Translation, name: str, init: Any, bench: Bench)
 def library_calls(plan: Plan, artifacts: tuple[Artifact, ...]) -> int:
     """Launches of kernels that a vendor's library does instead of generated code."""
     library = {n for n, a in enumerate(artifacts) if a.candidate.schedule == "library"}
-    return sum(isinstance(s, Invoke) and s.kernel in library for s in plan.steps)
+    return sum(s.kernel in library for s in plan.launches)
 
 
 def _store(job: Any) -> Store | None:

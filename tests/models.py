@@ -137,6 +137,6 @@ KERNELS = {
     "unet": 8,
     "vision_transformer": 11,
     "unrolled_gru": 12,
-    "dense": 10,
+    "dense": 8,
     "attention_block": 6,
 }

@@ -60,7 +60,7 @@ def test_a_multi_layer_perceptron_is_four_kernels() -> None:
 def test_models(name: str, count: int) -> None:
     model, args = models.MODELS[name]()
     made = check(capture(model, args))
-    assert len(made.steps) == count, explain(made)
+    assert len(made.calls) == count, explain(made)
 
 
 def test_batch_norm_in_training_updates_its_statistics() -> None:

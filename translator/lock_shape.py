@@ -62,7 +62,7 @@ _KERNEL = {
 LOCK_SHAPE: Any = {
     "format": int, "target": str, "arch": str, "numerics": str, "seed": int, "kernels": [_KERNEL], "files": paths,
     "fallbacks": [{"op": str, "reason": str, "at": str}],
-    "steps": [{"kernel?": str, "fallback?": str, "inputs?": [str], "outputs": [str], "origin?": [str]}],
+    "steps": [{"kernel?": str, "fallback?": str, "inputs?": [str], "outputs": [str], "origin?": [str], "once?": bool}],
     "toolchain": {str: (str, int, list, dict, type(None))},
     "model": {
         "name": str, "mode": str, "dtype": str, "call": dict, "interface?": dict,

@@ -15,7 +15,7 @@ from kvc.emitter import Candidate
 from kvc.graph import Arg, Attr, Graph, Input, Ref, TensorType
 from kvc.kernel import contiguous
 from kvc.passes.memory import MemoryPlan
-from kvc.plan import Fallback, Invoke, Plan
+from kvc.plan import Fallback, Invoke, Plan, Step
 from kvc.verify.buffers import buffer_of
 from kvc.verify.verdict import Artifact
 
@@ -106,7 +106,7 @@ class _Writer:
         self.artifacts = artifacts
         self.files = files
         self.interface = interface
-        self.names: set[str] = {"self", "call", "w", "torch", "nn", "math", "args", "kwargs"}
+        self.names: set[str] = {"self", "call", "w", "d", "torch", "nn", "math", "args", "kwargs"}
         self.constant_names: set[str] = {"R"}
         self.expr: dict[str, str] = {}  # value -> Python expression
         self.regions: dict[str, dict[str, Any]] = {}
@@ -115,7 +115,10 @@ class _Writer:
         self.region_dtypes: dict[str, list[str | None]] = {}
         self.used: list[str] = []
         self.body: list[str] = []
-        self.prologue: list[str] = []
+        self.prologue: list[str] = []  # of `forward`: checks of the arguments
+        self.preparation: list[str] = []
+        self.derived: list[dict[str, Any]] = []
+        self.kept: set[str] = set()  # what the step being written must leave for `forward`
         self.arena = memory.nbytes
         self.live_out = plan.graph.live_out
 
@@ -138,8 +141,11 @@ class _Writer:
             )
             self.expr[i.name] = name
             device = device or f"{name}.device"
-        if device:
-            return device
+        return device or self.home
+
+    @property
+    def home(self) -> str:
+        """The expression of the device on which the weights are."""
         return "self._slots[0][0][self._slots[0][1]].device" if self.used else 'torch.device("cuda")'
 
     def type_of(self, value: str) -> TensorType:
@@ -169,6 +175,10 @@ class _Writer:
             self.expr[value] = self.region(value)
             return
         t = self.type_of(value)
+        if value in self.kept:
+            self.expr[value] = f"d[{len(self.derived)}]"
+            self.derived.append({"shape": t.shape, "dtype": t.dtype.torch_name, "comment": value})
+            return
         name = identifier(value, self.names)
         make = f"torch.empty({t.shape}, " if t.is_contiguous else f"torch.empty_strided({t.shape}, {t.strides}, "
         self.body.append(f"{name} = {make}dtype=torch.{t.dtype.torch_name}, device=call.device)")
@@ -182,6 +192,29 @@ class _Writer:
         return f"_at(call, {self.expr[value]}, {t.shape}, torch.{t.dtype.torch_name})"
 
     # ------------------------------------------------------------ steps
+    def steps(self) -> None:
+        """Write what `prepare` does, then what `forward` does."""
+        prologue = [self.plan.steps[n] for n in sorted(self.plan.prologue)]
+        read = {v for s in self.plan.calls for v in (s.inputs if isinstance(s, Invoke) else s.node.refs)}
+        self.kept = {v for s in prologue if isinstance(s, Invoke) for v in s.outputs if v in read}
+        for step in prologue:
+            self.step(step)
+        self.preparation, self.body, self.kept = self.body, [], set()
+        for step in self.plan.calls:
+            self.step(step)
+
+    def sources(self) -> list[int]:
+        """Where in `w` what the prologue reads stands."""
+        read = {v for n in self.plan.prologue for v in getattr(self.plan.steps[n], "inputs", ())}
+        state = [i.name for i in self.plan.graph.inputs if i.kind != "user"]
+        return [n for n, name in enumerate(state) if name in read]
+
+    def step(self, step: Step) -> None:
+        if isinstance(step, Invoke):
+            self.invoke(step)
+        else:
+            self.fallback(step)
+
     def invoke(self, step: Invoke) -> None:
         artifact, file = self.artifacts[step.kernel], self.files[step.kernel]
         candidate = artifact.candidate
@@ -362,11 +395,7 @@ def module_source(
 
     writer = _Writer(plan, memory, artifacts, files, interface)
     device = writer.inputs()
-    for step in plan.steps:
-        if isinstance(step, Invoke):
-            writer.invoke(step)
-        else:
-            writer.fallback(step)
+    writer.steps()
     result = writer.finish()
     candidate = artifacts[0].candidate if artifacts else None
     row = candidate.task.arch.name if candidate else ""
@@ -395,6 +424,10 @@ def module_source(
         used=[repr(name) for name in writer.used],
         signature=interface.signature,
         prologue=writer.prologue,
+        preparation=writer.preparation,
+        derived=writer.derived,
+        sources=writer.sources(),
+        home=writer.home,
         body=writer.body,
         device=device,
         result=result,

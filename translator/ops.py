@@ -20,8 +20,8 @@ M = TypeVar("M", bound=Meaning)
 @dataclass(frozen=True)
 class Sample:
     """Arguments that exercise an op. `tensors` are the positional ones: (dtype name, shape) is a tensor, a third
-    entry narrows its values (an int: integers below it, in order from 0 where "offsets" follows; "positive"), a tuple of such is a tensor list, anything else
-    is a literal. `attrs` are the rest."""
+    entry narrows its values (an int: integers below it, in order from 0 where "offsets" follows; "positive"), a tuple
+    of such is a tensor list, anything else is a literal. `attrs` are the rest."""
 
     tensors: tuple[Any, ...]
     attrs: tuple[tuple[str, Any], ...] = ()

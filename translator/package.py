@@ -243,12 +243,13 @@ def lock_of(translation: Translation, interface: Interface, stage: Path) -> dict
     files = kernel_files(translation)
     records = [kernel_record(translation, i, file, stage) for i, file in enumerate(files)]
     names = [file.name for file in files]
+    prologue = translation.plan.prologue
     steps = [
         {"kernel": names[s.kernel], "inputs": list(s.inputs), "outputs": list(s.outputs),
-         "origin": [str(loc) for loc in s.origin]}
+         "origin": [str(loc) for loc in s.origin], **({"once": True} if n in prologue else {})}
         if isinstance(s, Invoke)
         else {"fallback": s.node.op, "outputs": list(s.node.outputs)}
-        for s in translation.plan.steps
+        for n, s in enumerate(translation.plan.steps)
     ]  # fmt: skip
     others = sorted(p for p in stage.iterdir() if p.is_file())
     return {

@@ -15,11 +15,12 @@ from kvc.lower import Provenance, fallbacks, lower
 from kvc.passes.canonicalize import canonicalize
 from kvc.passes.dedupe import dedupe
 from kvc.passes.fold import fold
+from kvc.passes.fold_norm import fold_norms
 from kvc.passes.fuse import Barrier, Fusion
 from kvc.passes.partition import Cut, grouped, partition
-from kvc.plan import Fallback, Invoke, Plan, Step
+from kvc.plan import Fallback, Invoke, Plan, Step, fixed_inputs
 
-GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (canonicalize, fold, canonicalize)
+GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (canonicalize, fold, fold_norms, canonicalize)
 
 MAX_NAME = 48  # characters of a kernel's name
 
@@ -38,6 +39,7 @@ def plan(graph: Graph, composites: Sequence[Composite] = ()) -> Plan:
         _barriers(graph, reasons),
         lambda targets: kernel_name([whole.stmt[t] for t in targets], provenance),
         composites,
+        fixed_inputs(graph),
     )
     cuts = [p for p in pieces if isinstance(p, Cut)]
     kernels, which = dedupe([c.spec for c in cuts])
@@ -48,13 +50,15 @@ def plan(graph: Graph, composites: Sequence[Composite] = ()) -> Plan:
             steps.append(_invoke(piece, next(numbers), provenance))
         else:
             steps.append(Fallback(graph.producer[piece.name], reasons[piece.name]))
-    return Plan(graph, kernels, tuple(steps), _buffers(graph, whole, cuts))
+    made = Plan(graph, kernels, tuple(steps), _buffers(graph, whole, cuts))
+    return replace(made, steps=(*(steps[n] for n in sorted(made.prologue)), *made.calls))
 
 
 def fusion(graph: Graph, composites: Sequence[Composite] = ()) -> Fusion:
     """How the statements of a graph that has been through the passes (a plan's) are grouped into kernels."""
     whole, _ = lower(graph)
-    return grouped(_plain_intermediates(graph, whole), _barriers(graph, fallbacks(graph)), composites)
+    barriers = _barriers(graph, fallbacks(graph))
+    return grouped(_plain_intermediates(graph, whole), barriers, composites, fixed_inputs(graph))
 
 
 def _barriers(graph: Graph, reasons: Collection[str]) -> list[Barrier]:

@@ -7,6 +7,7 @@ that into specs of one kernel each. Equal specs are one entry of `kernels`; `ste
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kvc.diagnostics import Location
 from kvc.graph import Graph, Node, TensorType
@@ -38,13 +39,43 @@ Step = Invoke | Fallback
 @dataclass(frozen=True)
 class Plan:
     """`buffers`: every value that exists in memory beside the graph's inputs, with its type (contiguous unless it is a
-    graph output). `graph.outputs` name buffers or inputs."""
+    graph output). `graph.outputs` name buffers or inputs. Steps of the `prologue` run when parameters change, the rest
+    at each call."""
 
     graph: Graph
     kernels: tuple[KernelSpec, ...]
     steps: tuple[Step, ...]
     buffers: dict[str, TensorType] = field(default_factory=dict)
 
+    @cached_property
+    def prologue(self) -> frozenset[int]:
+        """The positions of steps that follow from parameters and constants alone: folded norms, weights in another
+        layout or dtype, tables. What they write is kept from call to call."""
+        known = set(fixed_inputs(self.graph))
+        found = set()
+        for n, step in enumerate(self.steps):
+            stays = not self.graph.live_out & set(step.outputs) if isinstance(step, Invoke) else False
+            if isinstance(step, Invoke) and stays and known.issuperset(step.inputs):
+                found.add(n)
+                known.update(step.outputs)
+        return frozenset(found)
+
+    @property
+    def calls(self) -> tuple[Step, ...]:
+        """The steps that run at each call."""
+        return tuple(s for n, s in enumerate(self.steps) if n not in self.prologue)
+
+    @property
+    def launches(self) -> tuple[Invoke, ...]:
+        """The kernels that run at each call."""
+        return tuple(s for s in self.calls if isinstance(s, Invoke))
+
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
         return tuple(s for s in self.steps if isinstance(s, Fallback))
+
+
+def fixed_inputs(graph: Graph) -> frozenset[str]:
+    """Inputs that hold the same from call to call: parameters, constants, and buffers that the model leaves alone."""
+    changed = {name for name, _ in graph.mutations}
+    return frozenset(i.name for i in graph.inputs if i.kind != "user" and i.name not in changed)

@@ -14,7 +14,7 @@ the rules matters, the rules themselves do not overlap:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -29,6 +29,8 @@ from kvc.passes.forms import Form, Forms
 from kvc.patterns import Contraction, Pattern, Pointwise, Rows, Staged, Window, match, operands_of, points
 
 TINY_POINTS = 1024  # one workgroup's worth
+# What depends on fixed tensors alone runs once in so many calls that only the choice between such kernels counts.
+PROLOGUE_SHARE = 2.0**-20
 MAX_OPERANDS = 24  # pointers of one launch; siblings are not merged beyond
 
 
@@ -65,12 +67,20 @@ class Trial:
 
 
 class Fusion:
-    """The grouping under construction. Statements start alone, those of a loop together."""
+    """The grouping under construction. Statements start alone, those of a loop together. `fixed` names inputs that are
+    the same from call to call: what follows from them alone is a prologue, and next to free."""
 
-    def __init__(self, whole: KernelSpec, barriers: Sequence[Barrier], composites: Sequence[Composite] = ()) -> None:
+    def __init__(
+        self,
+        whole: KernelSpec,
+        barriers: Sequence[Barrier],
+        composites: Sequence[Composite] = (),
+        fixed: Collection[str] = (),
+    ) -> None:
         self.whole = whole
         self.composites = {c.name: c for c in composites}
         self.live = {o.name for o in whole.outputs}
+        self.fixed = _fixed(whole, fixed)
         self.position = {s.target: i for i, s in enumerate(whole.body)}
         self.reads = {s.target: tuple(dict.fromkeys(r.tensor for r in s.loads())) for s in whole.body}
         self.readers: dict[str, list[str]] = {t: [] for t in self.position}
@@ -151,7 +161,10 @@ class Fusion:
         outputs = self.outputs(ordered, groups)
         key = (ordered, outputs)
         if key not in self.trials:
-            self.trials[key] = self._tried(ordered, outputs)
+            tried = self._tried(ordered, outputs)
+            if self.fixed.issuperset(ordered):
+                tried = replace(tried, price=tried.price * PROLOGUE_SHARE)
+            self.trials[key] = tried
         return self.trials[key]
 
     def _tried(self, targets: tuple[str, ...], outputs: tuple[str, ...]) -> Trial:
@@ -184,6 +197,8 @@ class Fusion:
             return False
         before = (self.kernel(first), self.kernel(second))
         merged = self.trial({*self.groups[first], *self.groups[second]}, (first, second))
+        if self._writes_fixed(first, second):
+            return False
         if not allowed(merged) or not _keeps_schedule(before, merged):
             return False
         if merged.price >= before[0].price + before[1].price:
@@ -196,6 +211,14 @@ class Fusion:
                 self.owner[t] = first
         return True
 
+    def _writes_fixed(self, first: int, second: int) -> bool:
+        """Whether two groups, one of them a prologue, would as one kernel write at each call what others could have
+        from the prologue."""
+        both = {*self.groups[first], *self.groups[second]}
+        if self.fixed.issuperset(both) or not self.fixed & both:
+            return False
+        return bool(self.fixed.intersection(self.outputs(sorted(both, key=self.position.__getitem__), (first, second))))
+
     def why_apart(self, first: int, second: int) -> str:
         """Why two groups are not one kernel, in words: what `merge` asks, without a rule's own conditions."""
         if self._is_closed(first) or self._is_closed(second):
@@ -203,6 +226,8 @@ class Fusion:
             return "one of them runs eagerly" if barrier else "one of them is a loop, a kernel by itself"
         if self.reaches_around(first, second) or self.reaches_around(second, first):
             return "a third kernel stands between them"
+        if self._writes_fixed(first, second):
+            return "one of them runs only when parameters change"
         before = (self.kernel(first), self.kernel(second))
         merged = self.trial({*self.groups[first], *self.groups[second]}, (first, second))
         kinds = [t.kind.__name__.lower() for t in (*before, merged)]
@@ -445,6 +470,17 @@ class Fusion:
             return False
         operands = {o.name for t in (a, b) for o in (*t.spec.inputs, *t.spec.outputs)}
         return len(operands) <= MAX_OPERANDS and _domain(a) == _domain(b)
+
+
+def _fixed(whole: KernelSpec, inputs: Collection[str]) -> set[str]:
+    """The statements that follow from `inputs` alone and do not leave the model."""
+    live = {o.name for o in whole.outputs}
+    known, found = set(inputs), set()
+    for stmt in whole.body:
+        if stmt.loop is None and stmt.target not in live and known.issuperset(r.tensor for r in stmt.loads()):
+            known.add(stmt.target)
+            found.add(stmt.target)
+    return found
 
 
 def _trial(spec: KernelSpec) -> Trial:

@@ -30,8 +30,8 @@ def size_of(t: TensorType) -> int:
 
 def memory_plan(plan: Plan) -> MemoryPlan:
     """Offsets for all values that a kernel writes and that do not outlive the call; what a fallback node writes
-    belongs to torch. No tensor overlaps another whose life overlaps its own. Packing is hard to do best, so several
-    greedy orders are tried and the smallest arena wins."""
+    belongs to torch, what the prologue writes to the module. No tensor overlaps another whose life overlaps its own.
+    Packing is hard to do best, so several greedy orders are tried and the smallest arena wins."""
     lifetimes = _lifetimes(plan)
     sizes = {v: size_of(plan.buffers[v]) for v in lifetimes}
 
@@ -74,7 +74,7 @@ def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
     keep = plan.graph.live_out | {i.name for i in plan.graph.inputs}
     lifetimes: dict[str, tuple[int, int]] = {}
     for n, step in enumerate(plan.steps):
-        if isinstance(step, Invoke):
+        if isinstance(step, Invoke) and n not in plan.prologue:
             lifetimes.update({v: (n, n) for v in step.outputs if v not in keep})
         reads = step.node.refs if isinstance(step, Fallback) else step.inputs
         lifetimes.update({v: (lifetimes[v][0], n) for v in reads if v in lifetimes})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kvc.canonical import rename
@@ -35,11 +35,13 @@ def partition(
     barriers: Sequence[Barrier] = (),
     name: Callable[[Sequence[str]], str] | None = None,
     composites: Sequence[Composite] = (),
+    fixed: Collection[str] = (),
 ) -> list[Cut | Barrier]:
     """Kernels and barriers in an order in which each reads only what an earlier one wrote. Unit dims of outputs are
     gone and dims may be split: an operand's memory is that of the tensor, its dims need not be. `name` gives a kernel
-    name for the statements it computes; `composites` are what the target writes as one kernel (kvc.emitter)."""
-    fusion = grouped(whole, barriers, composites)
+    name for the statements it computes; `composites` are what the target writes as one kernel (kvc.emitter),
+    `fixed` the inputs that are the same from call to call."""
+    fusion = grouped(whole, barriers, composites, fixed)
     whole = relayout(fusion.whole, fusion)
     cutter = _Cutter(whole)
     steps: list[Cut | Barrier] = []
@@ -73,11 +75,16 @@ class _Cutter:
         return spec
 
 
-def grouped(whole: KernelSpec, barriers: Sequence[Barrier] = (), composites: Sequence[Composite] = ()) -> Fusion:
+def grouped(
+    whole: KernelSpec,
+    barriers: Sequence[Barrier] = (),
+    composites: Sequence[Composite] = (),
+    fixed: Collection[str] = (),
+) -> Fusion:
     """The statements of a whole-model spec as groups, each to become a kernel."""
     for prepare in PREPARE:
         whole = check_kernel(prepare(whole))
-    return Fusion(whole, barriers, composites).run()
+    return Fusion(whole, barriers, composites, fixed).run()
 
 
 def _order(fusion: Fusion) -> list[int]:

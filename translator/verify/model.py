@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ModelReference:
     """What a model gives on `args` and `kwargs`: in float64, in its working dtype (eager), and in float64 with inputs,
-    parameters and the result of every operator moved by one fp32 ulp. Values are leaves of the result by path ("out0", ...) and changed buffers by
-    their state_dict names. `source` says where the oracle comes from."""
+    parameters and the result of every operator moved by one fp32 ulp. Values are leaves of the result by path ("out0",
+    ...) and changed buffers by their state_dict names. `source` says where the oracle comes from."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -244,16 +244,29 @@ def run_written(
     folder: Path, compiled: Mapping[str, Compiled], reference: ModelReference, bench: Bench, arch: str
 ) -> tuple[Outputs, int]:
     """Results of a written folder on the reference's inputs and weights (outputs by path, and every buffer), and the
-    number of launches. `compiled` maps code object files to what was verified."""
+    number of launches of a call. `compiled` maps code object files to what was verified."""
     launcher = Launcher(folder, compiled, bench, arch)
     with written_module(folder) as written, _poisoned_memory():
         launch: Callable[..., None] = launcher
         written._launch = launch  # type: ignore[attr-defined]
         model = written.Model()
         model.load_state_dict(reference.state)
+        prologue = _exercise_prologue(model, launcher)
+        model.load_state_dict(reference.state)
         result = leaves(model(*reference.args, **reference.kwargs))
         buffers = {name: b.detach() for name, b in model.named_buffers()}
-    return {**buffers, **result}, launcher.count
+    return {**buffers, **result}, launcher.count - 2 * prologue
+
+
+def _exercise_prologue(model: Any, launcher: Launcher) -> int:
+    """Run what a written module derives from its weights and spoil the result, so that it must be derived again after
+    the next `load_state_dict`. Gives the number of launches."""
+    if not hasattr(model, "prepare"):
+        return 0
+    model.prepare()
+    for t in model._derived:
+        _bytes_of(t, t).fill_(0xFF)
+    return launcher.count
 
 
 def _layout(x: torch.Tensor) -> list[tuple[int, int]]:
