@@ -130,7 +130,10 @@ def _cycles(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
     else:
         rate = 16.0 * simds / (problem.accumulator.bytes // 4)
     arithmetic = t.block_m * t.block_n * depth / rate
-    traffic = (t.block_m + t.block_n) * depth * problem.tile.bytes / 64.0
+    traffic = (t.block_m + t.block_n) * depth * problem.tile.bytes / arch.l2_bytes_per_clock
+    if t.shape is not None:  # each wave reads its rows and columns from LDS, at 128 bytes a clock
+        reads = t.waves_n * t.block_m + t.waves_m * t.block_n + t.block_m + t.block_n
+        traffic = max(traffic, reads * depth * problem.tile.bytes / 128.0)
     latency = 600.0 * (depth // t.block_k) / resident
     rounds = -(-tiles // arch.cu_count)
     few_waves = 1.0 + 0.1 * max(0, 4 - waves)  # loads and barriers overlap better among several waves

@@ -16,7 +16,7 @@ from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
 from kvc.backends.hip.lanes import Lanes, Stores
 from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operand_buffers
-from kvc.backends.hip.tiles import LANES, Side, Tile, access_of, declare_batch, operand_dtype
+from kvc.backends.hip.tiles import LANES, SWIZZLED, Block, Side, Tile, access_of, declare_batch, operand_dtype
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BF16, F16, F32, DType
 from kvc.emitter import Candidate, Knob, Scratch, Task
@@ -24,7 +24,8 @@ from kvc.kernel import Axis, Expr, KernelSpec, Load, Stmt
 from kvc.patterns import Contraction
 
 FRAGMENT_BYTES = 16  # one LDS read a lane
-LDS_PAD_BYTES = 16  # between rows of a tile, so that equal depths of neighbouring rows fall into different banks
+LDS_PAD_BYTES = 16  # between depths of a tile for FMA, so that they start in different banks
+GROUP_M = 8  # rows of tiles that are walked together, so that neighbours share operands in L2
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Tiling:
 
     def lds_bytes(self, tile: DType) -> int:
         if self.shape is not None:
-            return (self.block_m + self.block_n) * (self.block_k * tile.bytes + LDS_PAD_BYTES)
+            return (self.block_m + self.block_n) * self.block_k * tile.bytes
         return self.block_k * ((self.block_m + self.block_n) * tile.bytes + 2 * LDS_PAD_BYTES)
 
     def registers(self, tile: DType, accumulator: DType) -> int:
@@ -119,14 +120,19 @@ class GemmKernel:
         if self.partial is not None:
             buffers[PARTIAL] = self.partial
         self.kernel = Kernel(self.file.unit, buffers, wide, (o.name for o in self.spec.inputs))
-        self.kernel.names.taken |= {"i", "j", "r"}
+        self.kernel.names.taken |= {"i", "j", "r", "g", "tile", "height", "first_row"}
         declare_batch(self.kernel, pattern.batch)
         k_major = self.tiling.shape is not None
         tile = self.problem.tile
         self.a, self.b = (
-            Tile(self.kernel, s, access_of(self.spec, self.kernel, s, tile), tile, rows, k_major)
-            for s, rows in ((self.problem.a, self.tiling.block_m), (self.problem.b, self.tiling.block_n))
+            Tile(self.kernel, s, access_of(self.spec, self.kernel, s, tile), tile, self._block(s), k_major)
+            for s in (self.problem.a, self.problem.b)
         )
+
+    def _block(self, side: Side) -> Block:
+        t, p = self.tiling, self.problem
+        rows, extent = (t.block_m, p.m) if side.name == "a" else (t.block_n, p.n)
+        return Block(rows, t.block_k, t.threads, extent % rows == 0, p.k % t.block_k == 0)
 
     def candidate(self, emitter: str, schedule: str, knobs: Knobs) -> Candidate:
         self._constants()
@@ -174,8 +180,13 @@ class GemmKernel:
         lines += [*self.a.constants(), *self.b.constants()]
         pad = f"{LDS_PAD_BYTES} / sizeof({self.a.element})"
         for tile in (self.a, self.b):
-            length = "BLOCK_K" if tile.k_major else tile.block
-            lines.append(f"constexpr int {tile.big}_STRIDE = {length} + {pad};  // of {tile.big}'s tile, padded")
+            if not tile.k_major:
+                lines.append(
+                    f"constexpr int {tile.big}_STRIDE = {tile.block} + {pad};  // of {tile.big}'s tile, padded"
+                )
+        if self.a.k_major:
+            lines.append(f"constexpr int CHUNK = {FRAGMENT_BYTES // self.problem.tile.bytes};  // 16 bytes of a tile")
+            self.kernel.helpers.add("swizzled", SWIZZLED)
         self.file.head += lines
 
     def _matrix_constants(self, shape: MatrixShape) -> list[str]:
@@ -207,11 +218,22 @@ class GemmKernel:
     def _place(self) -> None:
         """Which tile of which batch this workgroup owns, and where a thread stands in it."""
         kind = self.kernel.index_type
-        lines = [
-            "const int thread = threadIdx.x;",
-            f"const {kind} m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;",
-            f"const {kind} n0 = blockIdx.x % TILES_N * BLOCK_N;",
-        ]
+        t, p = self.tiling, self.problem
+        lines = ["const int thread = threadIdx.x;"]
+        if min(-(-p.m // t.block_m), -(-p.n // t.block_n)) > 1:
+            lines += [
+                "const int tile = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
+                "const int first_row = tile / (GROUP_M * TILES_N) * GROUP_M;",
+                "const int height = TILES_M - first_row < GROUP_M ? TILES_M - first_row : GROUP_M;",
+                f"const {kind} m0 = (first_row + tile % (GROUP_M * TILES_N) % height) * BLOCK_M;",
+                f"const {kind} n0 = tile % (GROUP_M * TILES_N) / height * BLOCK_N;",
+            ]
+            self.file.head.append(f"constexpr int GROUP_M = {GROUP_M};")
+        else:
+            lines += [
+                f"const {kind} m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;",
+                f"const {kind} n0 = blockIdx.x % TILES_N * BLOCK_N;",
+            ]
         batches = f" % {self.problem.batch}" if self.tiling.split_k > 1 else ""
         if self.pattern.batch:
             lines.append(f"const {kind} batch = blockIdx.x / (TILES_M * TILES_N){batches};")

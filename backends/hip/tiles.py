@@ -7,12 +7,13 @@ whatever pointwise work the spec puts in front (implicit-GEMM convolution reads 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import STORAGE_TYPE, literal, to_storage
 from kvc.backends.hip.lanes import MAX_PACK_BYTES, Lanes, pack_type
-from kvc.backends.hip.source import domain_size
+from kvc.backends.hip.source import PACK, domain_size
 from kvc.backends.hip.unit import Kernel
 from kvc.dtypes import DType
 from kvc.kernel import Axis, Cast, Expr, KernelSpec, Load, Size, loads
@@ -132,17 +133,51 @@ __device__ __forceinline__ int wave_uniform(int value) {
 """
 
 
-class Tile:
-    """Writes the code that moves one side's tile. Constants carry the side's name: A_ROWS x BLOCK_K elements."""
+SWIZZLED = """\
+// Where (row, depth) of a tile lies. Chunks of 16 bytes change places so that neither a wave's reads (one chunk of
+// neighbouring rows) nor its transposing writes (rows some apart) meet in a bank.
+__device__ __forceinline__ int swizzled(int row, int depth) {
+  constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+  constexpr int TURNS = ROW_CHUNKS < 8 ? ROW_CHUNKS : 8;
+  const int far = ROW_CHUNKS < 8 ? (row & 8) >> 1 | (row & 16) >> 3 : (row >> 3 & 3) << 1;
+  const int turn = (row / (8 / TURNS) & (TURNS - 1)) ^ far;
+  return ((row * ROW_CHUNKS + depth / CHUNK) ^ turn) * CHUNK + depth % CHUNK;
+}
+"""
+CHUNK_BYTES = 16
 
-    def __init__(self, kernel: Kernel, side: Side, access: Access, dtype: DType, rows: int, k_major: bool) -> None:
-        self.kernel, self.side, self.access, self.dtype = kernel, side, access, dtype
-        self.rows = rows  # of the tile
+
+@dataclass(frozen=True)
+class Block:
+    """The extents of a side's tile, and whether tiles cover the operand without a rest."""
+
+    rows: int
+    depth: int
+    threads: int
+    even_rows: bool
+    even_depth: bool
+
+
+class Tile:
+    """Writes the code that moves one side's tile. Constants carry the side's name: A_ROWS x BLOCK_K elements.
+
+    Where LDS rows are rows of the operand (`k_major`: a lane's fragment is contiguous) but memory runs along the rows,
+    a thread loads `group` depths of its rows and writes them to LDS side by side: a transposition in registers.
+    """
+
+    def __init__(self, kernel: Kernel, side: Side, access: Access, dtype: DType, block: Block, k_major: bool) -> None:
+        self.kernel, self.side, self.access, self.dtype, self.shape = kernel, side, access, dtype, block
         self.k_major = k_major  # LDS rows are rows of the operand (depth contiguous), else columns
         self.big, self.small = side.name.upper(), side.name
         self.block = "BLOCK_M" if side.name == "a" else "BLOCK_N"
         self.first = "m0" if side.name == "a" else "n0"
         self.limit = "M" if side.name == "a" else "N"
+        self.group = self._group() if k_major and access.along == "rows" else 1
+
+    def _group(self) -> int:
+        """Depths of a slot: a chunk; half of one where packs of 16-bit rows would stage too many registers."""
+        chunk = CHUNK_BYTES // self.dtype.bytes
+        return min(chunk, 4) if self.access.width > 1 else chunk
 
     @property
     def element(self) -> str:
@@ -159,6 +194,9 @@ class Tile:
     def constants(self) -> list[str]:
         width = f" / {self.access.width}" if self.access.width > 1 else ""
         what = f"packs of {self.access.width} along the {'depth' if self.access.along == 'k' else 'rows'}"
+        if self.group > 1:
+            width += f" / {self.group}"
+            what = f"{self.group} depths of {what if self.access.width > 1 else 'a row'}"
         return [
             f"constexpr int {self.big}_SLOTS = {self.block} * BLOCK_K{width};  // "
             f"{what if width else 'elements'} in a tile of {self.big}",
@@ -168,27 +206,46 @@ class Tile:
     def write_load(self) -> None:
         """`load_a(k0)`: the tile at depth k0 into registers, zero outside the operand."""
         kernel, writer = self.kernel, self.kernel.writer
-        writer.line(f"{self.slot_type} {self.small}_stage[{self.big}_LOADS];")
+        inner = f"[{self.group}]" if self.group > 1 else ""
+        writer.line(f"{self.slot_type} {self.small}_stage[{self.big}_LOADS]{inner};")
         with kernel.local_names(), writer.block(f"auto load_{self.small} = [&](int k0)", "};"):
             writer.line("#pragma unroll")
             with writer.block(f"for (int i = 0; i < {self.big}_LOADS; ++i)"):
                 writer.line("const int slot = i * THREADS + thread;")
-                scope, lanes, *names = side_scope(kernel, self.side, self.access.along, self.access.width)
-                self._position(*names)
-                with writer.block(f"if ({self._inside(*names)})", "} else {"):
-                    value = self._value(scope, lanes)
-                    into = f"{self.small}_stage[i]"
-                    writer.line(f"{into} = {value};" if self.access.width == 1 else f"{into}.set({value});")
-                writer.line(f"  {self.small}_stage[i] = {self._zero()};")
-                writer.line("}")
+                if self.group == 1:
+                    self._load_slot(f"{self.small}_stage[i]")
+                    return
+                writer.line("#pragma unroll")
+                with writer.block(f"for (int g = 0; g < {self.group}; ++g)"):
+                    self._load_slot(f"{self.small}_stage[i][g]")
+
+    def _load_slot(self, into: str) -> None:
+        writer = self.kernel.writer
+        scope, lanes, *names = side_scope(self.kernel, self.side, self.access.along, self.access.width)
+        self._position(*names)
+        put = f"{into} = {{}};" if self.access.width == 1 else f"{into}.set({{}});"
+        inside = self._inside(*names)
+        if not inside:
+            writer.line(put.replace("{}", self._value(scope, lanes), 1))
+            return
+        with writer.block(f"if ({inside})", "} else {"):
+            writer.line(put.replace("{}", self._value(scope, lanes), 1))
+        writer.line(f"  {into} = {self._zero()};")
+        writer.line("}")
 
     def _split(self) -> tuple[str, str]:
         """Row and depth of a slot within the tile, in units of the access."""
         if self.access.along == "k":
             per_row = f"(BLOCK_K / {self.access.width})" if self.access.width > 1 else "BLOCK_K"
             return f"slot / {per_row}", f"slot % {per_row}"
+        packs = self.shape.rows // self.access.width
         per_k = f"({self.block} / {self.access.width})" if self.access.width > 1 else self.block
-        return f"slot % {per_k}", f"slot / {per_k}"
+        if self.group == 1 or self.access.width == 1:
+            return f"slot % {per_k}", f"slot / {per_k}"
+        # Lanes that write to LDS together: a few packs by a few depths, which fall into different banks.
+        near, deep = math.gcd(4, packs), math.gcd(4, self.shape.depth // self.group)
+        row = f"slot % {near} + slot / {near * deep} % ({per_k} / {near}) * {near}"
+        return row, f"slot / {near} % {deep} + slot / ({per_k} * {deep}) * {deep}"
 
     def _position(self, row: str, k: str) -> None:
         kind, width = self.kernel.index_type, self.access.width
@@ -200,20 +257,27 @@ class Tile:
             first = f"{self.first} / {width}"
         self.kernel.writer.line(f"const {kind} {row} = {first} + {row_at};")
         # Where a wave's lanes go along the rows, all of them have one depth: scalar registers and the scalar ALU.
-        if width == 1 and self.access.along == "rows" and self.rows % LANES == 0:
+        if width == 1 and self.access.along == "rows" and self.shape.rows % LANES == 0:
             k_at = f"{self.kernel.helpers.add('wave_uniform', WAVE_UNIFORM)}({k_at})"
+        if self.group > 1:
+            k_at = f"({k_at}) * {self.group} + g"
         self.kernel.writer.line(f"const {kind} {k} = {k0} + {k_at};")
 
+    @property
+    def _slots(self) -> int:
+        return self.shape.rows * self.shape.depth // self.access.width // self.group
+
     def _inside(self, row: str, k: str) -> str:
-        width = self.access.width
+        """The conditions under which a slot lies in the tile and in the operand, "" where it always does."""
+        width, conditions = self.access.width, []
         per = f" / {width}" if width > 1 else ""
-        return " && ".join(
-            (
-                f"({self.big}_SLOTS % THREADS == 0 || slot < {self.big}_SLOTS)",
-                f"{row} < {self.limit}{per if self.access.along == 'rows' else ''}",
-                f"{k} < K{per if self.access.along == 'k' else ''}",
-            )
-        )
+        if self._slots % self.shape.threads:
+            conditions.append(f"slot < {self.big}_SLOTS")
+        if not self.shape.even_rows:
+            conditions.append(f"{row} < {self.limit}{per if self.access.along == 'rows' else ''}")
+        if not self.shape.even_depth:
+            conditions.append(f"{k} < K{per if self.access.along == 'k' else ''}")
+        return " && ".join(conditions)
 
     def _value(self, scope: Scope, lanes: Lanes) -> str:
         expr = scope.resolve(self.side.expr)
@@ -238,11 +302,14 @@ class Tile:
             writer.line("#pragma unroll")
             with writer.block(f"for (int i = 0; i < {self.big}_LOADS; ++i)"):
                 writer.line("const int slot = i * THREADS + thread;")
-                writer.line(f"if ({self.big}_SLOTS % THREADS != 0 && slot >= {self.big}_SLOTS) continue;")
+                if self._slots % self.shape.threads:
+                    writer.line(f"if (slot >= {self.big}_SLOTS) continue;")
                 row, k = self._split()
                 writer.line(f"const int row = {row};")
                 writer.line(f"const int k = {k};")
-                if width == 1:
+                if self.group > 1:
+                    self._store_group(tile, stage)
+                elif width == 1:
                     writer.line(f"{tile}[{self.lds_index('row', 'k')}] = {stage};")
                 elif self.k_major and self.access.along == "k":
                     at = self.lds_index("row", f"k * {width}")
@@ -251,18 +318,27 @@ class Tile:
                     at = self.lds_index(f"row * {width}", "k")
                     writer.line(f"*reinterpret_cast<{self.slot_type}*>(&{tile}[{at}]) = {stage};")
                 else:
-                    at = self._lane_index(width)
+                    at = self.lds_index("row", f"(k * {width} + v)")
                     writer.line("#pragma unroll")
                     writer.line(f"for (int v = 0; v < {width}; ++v) {tile}[{at}] = {stage}.lane[v];")
 
-    def _lane_index(self, width: int) -> str:
-        if self.access.along == "k":
-            return self.lds_index("row", f"(k * {width} + v)")
-        return self.lds_index(f"(row * {width} + v)", "k")
+    def _store_group(self, tile: str, stage: str) -> None:
+        """The depths of each staged row side by side."""
+        writer, width = self.kernel.writer, self.access.width
+        self.kernel.helpers.add("Pack", PACK)
+        chunk = f"Pack<{self.element}, {self.group}>"
+        writer.line("#pragma unroll")
+        with writer.block(f"for (int v = 0; v < {width}; ++v)"):
+            writer.line(f"{chunk} chunk;")
+            writer.line("#pragma unroll")
+            part = f"{stage}[g].lane[v]" if width > 1 else f"{stage}[g]"
+            writer.line(f"for (int g = 0; g < {self.group}; ++g) chunk.lane[g] = {part};")
+            at = self.lds_index(f"row * {width} + v" if width > 1 else "row", f"k * {self.group}")
+            writer.line(f"*reinterpret_cast<{chunk}*>(&{tile}[{at}]) = chunk;")
 
     def lds_index(self, row: str, k: str) -> str:
         """Where element (row, k) of the tile lies in LDS."""
-        return f"{row} * {self.big}_STRIDE + {k}" if self.k_major else f"{k} * {self.big}_STRIDE + {row}"
+        return f"swizzled({row}, {k})" if self.k_major else f"{k} * {self.big}_STRIDE + {row}"
 
     def lds_elements(self) -> str:
-        return f"{self.block} * {self.big}_STRIDE" if self.k_major else f"BLOCK_K * {self.big}_STRIDE"
+        return f"{self.block} * BLOCK_K" if self.k_major else f"BLOCK_K * {self.big}_STRIDE"

@@ -38,12 +38,32 @@ constexpr int FRAGMENTS_N = BLOCK_N / (WAVES_N * MI);
 constexpr int RESULTS = MI * MI / LANES;  // a lane and instruction
 constexpr int A_SLOTS = BLOCK_M * BLOCK_K;  // elements in a tile of A
 constexpr int A_LOADS = (A_SLOTS + THREADS - 1) / THREADS;  // of them a thread
-constexpr int B_SLOTS = BLOCK_N * BLOCK_K;  // elements in a tile of B
+constexpr int B_SLOTS = BLOCK_N * BLOCK_K / 4;  // 4 depths of a row in a tile of B
 constexpr int B_LOADS = (B_SLOTS + THREADS - 1) / THREADS;  // of them a thread
-constexpr int A_STRIDE = BLOCK_K + 16 / sizeof(float);  // of A's tile, padded
-constexpr int B_STRIDE = BLOCK_K + 16 / sizeof(float);  // of B's tile, padded
+constexpr int CHUNK = 4;  // 16 bytes of a tile
 constexpr int H_SIZE = 19;
 constexpr int W_SIZE = 17;
+
+// Where (row, depth) of a tile lies. Chunks of 16 bytes change places so that neither a wave's reads (one chunk of
+// neighbouring rows) nor its transposing writes (rows some apart) meet in a bank.
+__device__ __forceinline__ int swizzled(int row, int depth) {
+  constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+  constexpr int TURNS = ROW_CHUNKS < 8 ? ROW_CHUNKS : 8;
+  const int far = ROW_CHUNKS < 8 ? (row & 8) >> 1 | (row & 16) >> 3 : (row >> 3 & 3) << 1;
+  const int turn = (row / (8 / TURNS) & (TURNS - 1)) ^ far;
+  return ((row * ROW_CHUNKS + depth / CHUNK) ^ turn) * CHUNK + depth % CHUNK;
+}
+
+// COUNT elements that move in accesses of up to 16 bytes.
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Pack {
+  T lane[COUNT];
+  // Lane by lane: an array of packs then stays in registers, which copies of whole structs do not always.
+  __device__ __forceinline__ void set(Pack other) {
+    #pragma unroll
+    for (int v = 0; v < COUNT; ++v) lane[v] = other.lane[v];
+  }
+};
 
 #if KVC_HAS_MFMA
 constexpr int MI_DEPTH = 1;  // depths a lane gives to one instruction
@@ -79,8 +99,8 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
-  alignas(16) __shared__ float a_tile[BLOCK_M * A_STRIDE];
-  alignas(16) __shared__ float b_tile[BLOCK_N * B_STRIDE];
+  alignas(16) __shared__ float a_tile[BLOCK_M * BLOCK_K];
+  alignas(16) __shared__ float b_tile[BLOCK_N * BLOCK_K];
   float a_stage[A_LOADS];
   auto load_a = [&](int k0) {
     #pragma unroll
@@ -88,7 +108,7 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       const int slot = i * THREADS + thread;
       const int row = m0 + slot / BLOCK_K;
       const int k = k0 + slot % BLOCK_K;
-      if ((A_SLOTS % THREADS == 0 || slot < A_SLOTS) && row < M && k < K) {
+      if (row < M && k < K) {
         const float f_value = f[row * 45 + k];
         a_stage[i] = f_value;
       } else {
@@ -100,24 +120,26 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
     #pragma unroll
     for (int i = 0; i < A_LOADS; ++i) {
       const int slot = i * THREADS + thread;
-      if (A_SLOTS % THREADS != 0 && slot >= A_SLOTS) continue;
       const int row = slot / BLOCK_K;
       const int k = slot % BLOCK_K;
-      a_tile[row * A_STRIDE + k] = a_stage[i];
+      a_tile[swizzled(row, k)] = a_stage[i];
     }
   };
-  float b_stage[B_LOADS];
+  float b_stage[B_LOADS][4];
   auto load_b = [&](int k0) {
     #pragma unroll
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
-      const int row = n0 + slot % BLOCK_N;
-      const int k = k0 + slot / BLOCK_N;
-      if ((B_SLOTS % THREADS == 0 || slot < B_SLOTS) && row < N && k < K) {
-        const float x_value = row / 9 % 10 * 2 + k / 3 % 3 - 1 >= 0 && row / 9 % 10 * 2 + k / 3 % 3 - 1 < H_SIZE && row % 9 * 2 + k % 3 - 1 >= 0 && row % 9 * 2 + k % 3 - 1 < W_SIZE ? x[row / 90 * 1615 + k / 9 * 323 + row / 9 % 10 * 34 + k / 3 % 3 * 17 + row % 9 * 2 + k % 3 - 18] : 0.0f;
-        b_stage[i] = x_value;
-      } else {
-        b_stage[i] = 0.0f;
+      #pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        const int row = n0 + slot % BLOCK_N;
+        const int k = k0 + (slot / BLOCK_N) * 4 + g;
+        if (row < N && k < K) {
+          const float x_value = row / 9 % 10 * 2 + k / 3 % 3 - 1 >= 0 && row / 9 % 10 * 2 + k / 3 % 3 - 1 < H_SIZE && row % 9 * 2 + k % 3 - 1 >= 0 && row % 9 * 2 + k % 3 - 1 < W_SIZE ? x[row / 90 * 1615 + k / 9 * 323 + row / 9 % 10 * 34 + k / 3 % 3 * 17 + row % 9 * 2 + k % 3 - 18] : 0.0f;
+          b_stage[i][g] = x_value;
+        } else {
+          b_stage[i][g] = 0.0f;
+        }
       }
     }
   };
@@ -125,10 +147,15 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
     #pragma unroll
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
-      if (B_SLOTS % THREADS != 0 && slot >= B_SLOTS) continue;
       const int row = slot % BLOCK_N;
       const int k = slot / BLOCK_N;
-      b_tile[row * B_STRIDE + k] = b_stage[i];
+      #pragma unroll
+      for (int v = 0; v < 1; ++v) {
+        Pack<float, 4> chunk;
+        #pragma unroll
+        for (int g = 0; g < 4; ++g) chunk.lane[g] = b_stage[i][g];
+        *reinterpret_cast<Pack<float, 4>*>(&b_tile[swizzled(row, k * 4)]) = chunk;
+      }
     }
   };
   Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};
@@ -149,11 +176,11 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       Fragment a_part[FRAGMENTS_M];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_M; ++i)
-        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[(wave_m + i * MI + lane % MI) * A_STRIDE + depth]);
+        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[swizzled((wave_m + i * MI + lane % MI), depth)]);
       Fragment b_part[FRAGMENTS_N];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_N; ++i)
-        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[(wave_n + i * MI + lane % MI) * B_STRIDE + depth]);
+        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[swizzled((wave_n + i * MI + lane % MI), depth)]);
       #pragma unroll
       for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)
         #pragma unroll
@@ -168,9 +195,9 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       for (int i = 0; i < FRAGMENTS_M; ++i) {
         #pragma unroll
         for (int r = 0; r < RESULTS; ++r) {
-          const float a_value = a_tile[(wave_m + i * MI + result_row(lane, r)) * A_STRIDE + k];
+          const float a_value = a_tile[swizzled((wave_m + i * MI + result_row(lane, r)), k)];
           for (int j = 0; j < FRAGMENTS_N; ++j) {
-            acc[i][j][r] += a_value * b_tile[(wave_n + j * MI + lane % MI) * B_STRIDE + k];
+            acc[i][j][r] += a_value * b_tile[swizzled((wave_n + j * MI + lane % MI), k)];
           }
         }
       }

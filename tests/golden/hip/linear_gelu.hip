@@ -42,8 +42,18 @@ constexpr int A_SLOTS = BLOCK_M * BLOCK_K / 8;  // packs of 8 along the depth in
 constexpr int A_LOADS = (A_SLOTS + THREADS - 1) / THREADS;  // of them a thread
 constexpr int B_SLOTS = BLOCK_N * BLOCK_K / 8;  // packs of 8 along the depth in a tile of B
 constexpr int B_LOADS = (B_SLOTS + THREADS - 1) / THREADS;  // of them a thread
-constexpr int A_STRIDE = BLOCK_K + 16 / sizeof(__hip_bfloat16);  // of A's tile, padded
-constexpr int B_STRIDE = BLOCK_K + 16 / sizeof(__hip_bfloat16);  // of B's tile, padded
+constexpr int CHUNK = 8;  // 16 bytes of a tile
+constexpr int GROUP_M = 8;
+
+// Where (row, depth) of a tile lies. Chunks of 16 bytes change places so that neither a wave's reads (one chunk of
+// neighbouring rows) nor its transposing writes (rows some apart) meet in a bank.
+__device__ __forceinline__ int swizzled(int row, int depth) {
+  constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+  constexpr int TURNS = ROW_CHUNKS < 8 ? ROW_CHUNKS : 8;
+  const int far = ROW_CHUNKS < 8 ? (row & 8) >> 1 | (row & 16) >> 3 : (row >> 3 & 3) << 1;
+  const int turn = (row / (8 / TURNS) & (TURNS - 1)) ^ far;
+  return ((row * ROW_CHUNKS + depth / CHUNK) ^ turn) * CHUNK + depth % CHUNK;
+}
 
 // COUNT elements that move in accesses of up to 16 bytes.
 template <class T, int COUNT>
@@ -82,13 +92,16 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
             const __hip_bfloat16* __restrict__ b,
             __hip_bfloat16* __restrict__ y) {
   const int thread = threadIdx.x;
-  const int m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;
-  const int n0 = blockIdx.x % TILES_N * BLOCK_N;
+  const int tile = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time
+  const int first_row = tile / (GROUP_M * TILES_N) * GROUP_M;
+  const int height = TILES_M - first_row < GROUP_M ? TILES_M - first_row : GROUP_M;
+  const int m0 = (first_row + tile % (GROUP_M * TILES_N) % height) * BLOCK_M;
+  const int n0 = tile % (GROUP_M * TILES_N) / height * BLOCK_N;
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
-  alignas(16) __shared__ __hip_bfloat16 a_tile[BLOCK_M * A_STRIDE];
-  alignas(16) __shared__ __hip_bfloat16 b_tile[BLOCK_N * B_STRIDE];
+  alignas(16) __shared__ __hip_bfloat16 a_tile[BLOCK_M * BLOCK_K];
+  alignas(16) __shared__ __hip_bfloat16 b_tile[BLOCK_N * BLOCK_K];
   Pack<__hip_bfloat16, 8> a_stage[A_LOADS];
   auto load_a = [&](int k0) {
     #pragma unroll
@@ -96,7 +109,7 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       const int slot = i * THREADS + thread;
       const int row = m0 + slot / (BLOCK_K / 8);
       const int k = k0 / 8 + slot % (BLOCK_K / 8);
-      if ((A_SLOTS % THREADS == 0 || slot < A_SLOTS) && row < M && k < K / 8) {
+      if (row < M && k < K / 8) {
         a_stage[i].set(*reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(x + row * 72 + k * 8));
       } else {
         a_stage[i] = Pack<__hip_bfloat16, 8>{};
@@ -107,10 +120,9 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
     #pragma unroll
     for (int i = 0; i < A_LOADS; ++i) {
       const int slot = i * THREADS + thread;
-      if (A_SLOTS % THREADS != 0 && slot >= A_SLOTS) continue;
       const int row = slot / (BLOCK_K / 8);
       const int k = slot % (BLOCK_K / 8);
-      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&a_tile[row * A_STRIDE + k * 8]) = a_stage[i];
+      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&a_tile[swizzled(row, k * 8)]) = a_stage[i];
     }
   };
   Pack<__hip_bfloat16, 8> b_stage[B_LOADS];
@@ -120,7 +132,7 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       const int slot = i * THREADS + thread;
       const int row = n0 + slot / (BLOCK_K / 8);
       const int k = k0 / 8 + slot % (BLOCK_K / 8);
-      if ((B_SLOTS % THREADS == 0 || slot < B_SLOTS) && row < N && k < K / 8) {
+      if (row < N && k < K / 8) {
         b_stage[i].set(*reinterpret_cast<const Pack<__hip_bfloat16, 8>*>(w + row * 72 + k * 8));
       } else {
         b_stage[i] = Pack<__hip_bfloat16, 8>{};
@@ -131,10 +143,9 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
     #pragma unroll
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
-      if (B_SLOTS % THREADS != 0 && slot >= B_SLOTS) continue;
       const int row = slot / (BLOCK_K / 8);
       const int k = slot % (BLOCK_K / 8);
-      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&b_tile[row * B_STRIDE + k * 8]) = b_stage[i];
+      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&b_tile[swizzled(row, k * 8)]) = b_stage[i];
     }
   };
   Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};
@@ -155,11 +166,11 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       Fragment a_part[FRAGMENTS_M];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_M; ++i)
-        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[(wave_m + i * MI + lane % MI) * A_STRIDE + depth]);
+        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[swizzled((wave_m + i * MI + lane % MI), depth)]);
       Fragment b_part[FRAGMENTS_N];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_N; ++i)
-        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[(wave_n + i * MI + lane % MI) * B_STRIDE + depth]);
+        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[swizzled((wave_n + i * MI + lane % MI), depth)]);
       #pragma unroll
       for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)
         #pragma unroll
@@ -174,9 +185,9 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       for (int i = 0; i < FRAGMENTS_M; ++i) {
         #pragma unroll
         for (int r = 0; r < RESULTS; ++r) {
-          const float a_value = __bfloat162float(a_tile[(wave_m + i * MI + result_row(lane, r)) * A_STRIDE + k]);
+          const float a_value = __bfloat162float(a_tile[swizzled((wave_m + i * MI + result_row(lane, r)), k)]);
           for (int j = 0; j < FRAGMENTS_N; ++j) {
-            acc[i][j][r] += a_value * __bfloat162float(b_tile[(wave_n + j * MI + lane % MI) * B_STRIDE + k]);
+            acc[i][j][r] += a_value * __bfloat162float(b_tile[swizzled((wave_n + j * MI + lane % MI), k)]);
           }
         }
       }
