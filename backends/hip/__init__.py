@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvc.arch import ArchSpec
 from kvc.diagnostics import Diagnostic
-from kvc.emitter import Candidate, CodeObject, Compiled, Emitter
+from kvc.emitter import Candidate, CodeObject, Compiled, Composite, Emitter
 from kvc.executor import LaunchPlan
 
 
@@ -15,9 +15,11 @@ class HipTarget:
 
     name = "hip"
     suffix = ".hip"
+    composites = (Composite("attention", frozenset({"f16", "bf16"}), 128),)
 
     def emitters(self) -> Sequence[Emitter]:
         """Specific schedules first; the last one writes any spec."""
+        from kvc.backends.hip.attention import AttentionEmitter
         from kvc.backends.hip.contraction import ContractionEmitter
         from kvc.backends.hip.elementwise import PointwiseEmitter, WindowEmitter
         from kvc.backends.hip.generic import GenericEmitter
@@ -28,8 +30,7 @@ class HipTarget:
 
         return (
             PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), SplitRowsEmitter(),
-            RowsEmitter(),
-            RecurrenceEmitter(), GenericEmitter(),
+            RowsEmitter(), RecurrenceEmitter(), AttentionEmitter(), GenericEmitter(),
         )  # fmt: skip
 
     def lint(self, source: str, arch: ArchSpec) -> list[Diagnostic]:

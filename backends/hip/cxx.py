@@ -185,6 +185,9 @@ RESERVED = frozenset(
     MI_DEPTH GROUPS FRAGMENT FRAGMENTS_M FRAGMENTS_N RESULTS MICRO_M MICRO_N A_SLOTS B_SLOTS A_LOADS B_LOADS A_STRIDE
     B_STRIDE ROW_THREADS ROW_LANES ROW_WAVES ROWS WIDTH CHUNKS ITEMS POINTS TAIL LONG SHORT
     SEGMENTS SEGMENT first last SPLIT_K SPLIT_DEPTH RESULTS_ALL FINISH_THREADS split k_first k_last partial
+    GROUP_M CHUNK key_tile value_tile key_stage value_stage load_key load_value store_key store_value KEY_SLOTS
+    VALUE_SLOTS KEY_LOADS VALUE_LOADS BLOCK_D BLOCK_E D E KEYS DEPTHS STEP E_PARTS q_part query_top query_total
+    block_top block_total new_top shift decay score_value block_weights weight part
     """.split()  # noqa: SIM905 - reads better as words
 )
 

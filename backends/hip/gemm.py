@@ -16,7 +16,7 @@ from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
 from kvc.backends.hip.lanes import Lanes, Stores
 from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operand_buffers
-from kvc.backends.hip.tiles import LANES, SWIZZLED, Block, Side, Tile, access_of, declare_batch, operand_dtype
+from kvc.backends.hip.tiles import LANES, SWIZZLED, Block, Names, Side, Tile, access_of, declare_batch, operand_dtype
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BF16, F16, F32, DType
 from kvc.emitter import Candidate, Knob, Scratch, Task
@@ -120,7 +120,7 @@ class GemmKernel:
         if self.partial is not None:
             buffers[PARTIAL] = self.partial
         self.kernel = Kernel(self.file.unit, buffers, wide, (o.name for o in self.spec.inputs))
-        self.kernel.names.taken |= {"i", "j", "r", "g", "tile", "height", "first_row"}
+        self.kernel.names.taken |= {"i", "j", "r"}
         declare_batch(self.kernel, pattern.batch)
         k_major = self.tiling.shape is not None
         tile = self.problem.tile
@@ -132,7 +132,8 @@ class GemmKernel:
     def _block(self, side: Side) -> Block:
         t, p = self.tiling, self.problem
         rows, extent = (t.block_m, p.m) if side.name == "a" else (t.block_n, p.n)
-        return Block(rows, t.block_k, t.threads, extent % rows == 0, p.k % t.block_k == 0)
+        names = Names("BLOCK_M", "m0", "M") if side.name == "a" else Names("BLOCK_N", "n0", "N")
+        return Block(rows, t.block_k, t.threads, extent % rows == 0, p.k % t.block_k == 0, names)
 
     def candidate(self, emitter: str, schedule: str, knobs: Knobs) -> Candidate:
         self._constants()
@@ -222,11 +223,11 @@ class GemmKernel:
         lines = ["const int thread = threadIdx.x;"]
         if min(-(-p.m // t.block_m), -(-p.n // t.block_n)) > 1:
             lines += [
-                "const int tile = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
-                "const int first_row = tile / (GROUP_M * TILES_N) * GROUP_M;",
-                "const int height = TILES_M - first_row < GROUP_M ? TILES_M - first_row : GROUP_M;",
-                f"const {kind} m0 = (first_row + tile % (GROUP_M * TILES_N) % height) * BLOCK_M;",
-                f"const {kind} n0 = tile % (GROUP_M * TILES_N) / height * BLOCK_N;",
+                "const int item = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
+                "const int first = item / (GROUP_M * TILES_N) * GROUP_M;",
+                "const int rest = TILES_M - first < GROUP_M ? TILES_M - first : GROUP_M;",
+                f"const {kind} m0 = (first + item % (GROUP_M * TILES_N) % rest) * BLOCK_M;",
+                f"const {kind} n0 = item % (GROUP_M * TILES_N) / rest * BLOCK_N;",
             ]
             self.file.head.append(f"constexpr int GROUP_M = {GROUP_M};")
         else:
@@ -256,7 +257,7 @@ class GemmKernel:
         if self.tiling.shape is None:
             writer.line(f"{kind} acc[MICRO_M][MICRO_N] = {{}};")
             return
-        self.kernel.helpers.add("Fragment", _matrix_types(self.tiling.shape, self.problem.tile))
+        self.kernel.helpers.add("Fragment", matrix_types(self.tiling.shape, self.problem.tile))
         writer.line("Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};")
 
     def _main_loop(self) -> None:
@@ -439,7 +440,7 @@ __device__ __forceinline__ int result_row(int lane, int r) {{
 """
 
 
-def _matrix_types(shape: MatrixShape, tile: DType) -> str:
+def matrix_types(shape: MatrixShape, tile: DType) -> str:
     """Register types of one matrix instruction. The first bfloat16 instructions take their operands as shorts."""
     depth = shape.m * shape.k // LANES
     scalar = {"f32": "float", "f16": "_Float16", "bf16": "short" if shape.builtin.endswith("_1k") else "__bf16"}[

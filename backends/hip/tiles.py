@@ -136,8 +136,9 @@ __device__ __forceinline__ int wave_uniform(int value) {
 SWIZZLED = """\
 // Where (row, depth) of a tile lies. Chunks of 16 bytes change places so that neither a wave's reads (one chunk of
 // neighbouring rows) nor its transposing writes (rows some apart) meet in a bank.
+template <int DEPTH>
 __device__ __forceinline__ int swizzled(int row, int depth) {
-  constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+  constexpr int ROW_CHUNKS = DEPTH / CHUNK;
   constexpr int TURNS = ROW_CHUNKS < 8 ? ROW_CHUNKS : 8;
   const int far = ROW_CHUNKS < 8 ? (row & 8) >> 1 | (row & 16) >> 3 : (row >> 3 & 3) << 1;
   const int turn = (row / (8 / TURNS) & (TURNS - 1)) ^ far;
@@ -145,6 +146,18 @@ __device__ __forceinline__ int swizzled(int row, int depth) {
 }
 """
 CHUNK_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Names:
+    """The C++ names of a tile's extents: rows of it, its first row, rows of the operand; the same of the depth."""
+
+    rows: str
+    first: str
+    limit: str
+    depth: str = "BLOCK_K"
+    depth_limit: str = "K"
+    permuted: str = ""  # a function from a row of the tile to the one of LDS that holds it
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,7 @@ class Block:
     threads: int
     even_rows: bool
     even_depth: bool
+    names: Names
 
 
 class Tile:
@@ -169,9 +183,9 @@ class Tile:
         self.kernel, self.side, self.access, self.dtype, self.shape = kernel, side, access, dtype, block
         self.k_major = k_major  # LDS rows are rows of the operand (depth contiguous), else columns
         self.big, self.small = side.name.upper(), side.name
-        self.block = "BLOCK_M" if side.name == "a" else "BLOCK_N"
-        self.first = "m0" if side.name == "a" else "n0"
-        self.limit = "M" if side.name == "a" else "N"
+        self.names = block.names
+        self.block, self.first, self.limit = block.names.rows, block.names.first, block.names.limit
+        self.depth_start = "k0"
         self.group = self._group() if k_major and access.along == "rows" else 1
 
     def _group(self) -> int:
@@ -198,13 +212,15 @@ class Tile:
             width += f" / {self.group}"
             what = f"{self.group} depths of {what if self.access.width > 1 else 'a row'}"
         return [
-            f"constexpr int {self.big}_SLOTS = {self.block} * BLOCK_K{width};  // "
+            f"constexpr int {self.big}_SLOTS = {self.block} * {self.names.depth}{width};  // "
             f"{what if width else 'elements'} in a tile of {self.big}",
             f"constexpr int {self.big}_LOADS = ({self.big}_SLOTS + THREADS - 1) / THREADS;  // of them a thread",
         ]
 
-    def write_load(self) -> None:
-        """`load_a(k0)`: the tile at depth k0 into registers, zero outside the operand."""
+    def write_load(self, depth: str = "k0") -> None:
+        """`load_a(k0)`: the tile at depth k0 (or at row k0 where `depth` is another start) into registers, zero outside
+        the operand."""
+        self.depth_start = depth
         kernel, writer = self.kernel, self.kernel.writer
         inner = f"[{self.group}]" if self.group > 1 else ""
         writer.line(f"{self.slot_type} {self.small}_stage[{self.big}_LOADS]{inner};")
@@ -216,8 +232,8 @@ class Tile:
                     self._load_slot(f"{self.small}_stage[i]")
                     return
                 writer.line("#pragma unroll")
-                with writer.block(f"for (int g = 0; g < {self.group}; ++g)"):
-                    self._load_slot(f"{self.small}_stage[i][g]")
+                with writer.block(f"for (int step = 0; step < {self.group}; ++step)"):
+                    self._load_slot(f"{self.small}_stage[i][step]")
 
     def _load_slot(self, into: str) -> None:
         writer = self.kernel.writer
@@ -236,7 +252,8 @@ class Tile:
     def _split(self) -> tuple[str, str]:
         """Row and depth of a slot within the tile, in units of the access."""
         if self.access.along == "k":
-            per_row = f"(BLOCK_K / {self.access.width})" if self.access.width > 1 else "BLOCK_K"
+            depth = self.names.depth
+            per_row = f"({depth} / {self.access.width})" if self.access.width > 1 else depth
             return f"slot / {per_row}", f"slot % {per_row}"
         packs = self.shape.rows // self.access.width
         per_k = f"({self.block} / {self.access.width})" if self.access.width > 1 else self.block
@@ -250,17 +267,17 @@ class Tile:
     def _position(self, row: str, k: str) -> None:
         kind, width = self.kernel.index_type, self.access.width
         row_at, k_at = self._split()
-        first, k0 = self.first, "k0"
+        first, k0 = self.first, self.depth_start
         if width > 1 and self.access.along == "k":
-            k0 = f"k0 / {width}"
+            k0 = f"{k0} / {width}"
         elif width > 1:
-            first = f"{self.first} / {width}"
+            first = f"{first} / {width}"
         self.kernel.writer.line(f"const {kind} {row} = {first} + {row_at};")
         # Where a wave's lanes go along the rows, all of them have one depth: scalar registers and the scalar ALU.
         if width == 1 and self.access.along == "rows" and self.shape.rows % LANES == 0:
             k_at = f"{self.kernel.helpers.add('wave_uniform', WAVE_UNIFORM)}({k_at})"
         if self.group > 1:
-            k_at = f"({k_at}) * {self.group} + g"
+            k_at = f"({k_at}) * {self.group} + step"
         self.kernel.writer.line(f"const {kind} {k} = {k0} + {k_at};")
 
     @property
@@ -276,7 +293,7 @@ class Tile:
         if not self.shape.even_rows:
             conditions.append(f"{row} < {self.limit}{per if self.access.along == 'rows' else ''}")
         if not self.shape.even_depth:
-            conditions.append(f"{k} < K{per if self.access.along == 'k' else ''}")
+            conditions.append(f"{k} < {self.names.depth_limit}{per if self.access.along == 'k' else ''}")
         return " && ".join(conditions)
 
     def _value(self, scope: Scope, lanes: Lanes) -> str:
@@ -310,15 +327,15 @@ class Tile:
                 if self.group > 1:
                     self._store_group(tile, stage)
                 elif width == 1:
-                    writer.line(f"{tile}[{self.lds_index('row', 'k')}] = {stage};")
+                    writer.line(f"{tile}[{self._stored_at('row', 'k')}] = {stage};")
                 elif self.k_major and self.access.along == "k":
-                    at = self.lds_index("row", f"k * {width}")
+                    at = self._stored_at("row", f"k * {width}")
                     writer.line(f"*reinterpret_cast<{self.slot_type}*>(&{tile}[{at}]) = {stage};")
                 elif not self.k_major and self.access.along == "rows":
-                    at = self.lds_index(f"row * {width}", "k")
+                    at = self._stored_at(f"row * {width}", "k")
                     writer.line(f"*reinterpret_cast<{self.slot_type}*>(&{tile}[{at}]) = {stage};")
                 else:
-                    at = self.lds_index("row", f"(k * {width} + v)")
+                    at = self._stored_at("row", f"(k * {width} + v)")
                     writer.line("#pragma unroll")
                     writer.line(f"for (int v = 0; v < {width}; ++v) {tile}[{at}] = {stage}.lane[v];")
 
@@ -331,14 +348,19 @@ class Tile:
         with writer.block(f"for (int v = 0; v < {width}; ++v)"):
             writer.line(f"{chunk} chunk;")
             writer.line("#pragma unroll")
-            part = f"{stage}[g].lane[v]" if width > 1 else f"{stage}[g]"
-            writer.line(f"for (int g = 0; g < {self.group}; ++g) chunk.lane[g] = {part};")
-            at = self.lds_index(f"row * {width} + v" if width > 1 else "row", f"k * {self.group}")
+            part = f"{stage}[step].lane[v]" if width > 1 else f"{stage}[step]"
+            writer.line(f"for (int step = 0; step < {self.group}; ++step) chunk.lane[step] = {part};")
+            at = self._stored_at(f"row * {width} + v" if width > 1 else "row", f"k * {self.group}")
             writer.line(f"*reinterpret_cast<{chunk}*>(&{tile}[{at}]) = chunk;")
 
     def lds_index(self, row: str, k: str) -> str:
         """Where element (row, k) of the tile lies in LDS."""
-        return f"swizzled({row}, {k})" if self.k_major else f"{k} * {self.big}_STRIDE + {row}"
+        if not self.k_major:
+            return f"{k} * {self.big}_STRIDE + {row}"
+        return f"swizzled<{self.names.depth}>({row}, {k})"
+
+    def _stored_at(self, row: str, k: str) -> str:
+        return self.lds_index(f"{self.names.permuted}({row})" if self.names.permuted else row, k)
 
     def lds_elements(self) -> str:
-        return f"{self.block} * BLOCK_K" if self.k_major else f"BLOCK_K * {self.big}_STRIDE"
+        return f"{self.block} * {self.names.depth}" if self.k_major else f"BLOCK_K * {self.big}_STRIDE"
