@@ -13,8 +13,21 @@ from collections.abc import Iterator
 from kvc.dtypes import BOOL, I32, DType
 from kvc.emitter import Task
 from kvc.functions import COMBINES, FUNCTIONS
-from kvc.kernel import Axis, Call, Const, Expr, Extent, Order, Scan, Scatter, Stmt, substitute
-from kvc.patterns import Stage, stages
+from kvc.kernel import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Extent,
+    KernelSpec,
+    Order,
+    Reduce,
+    Scan,
+    Scatter,
+    Stmt,
+    substitute,
+)
+from kvc.patterns import Stage, recurrence, stages
 
 from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter
@@ -37,11 +50,17 @@ _ATOMIC_SUM = frozenset({"f32", "f64", "i32", "i64"})
 
 
 class GenericEmitter(RuleEmitter):
-    """Writes every spec. Knobs: BLOCK (points a program), COLUMNS (of a scan's block, when there is one), num_warps."""
+    """Writes every spec with static sizes, and those with symbolic sizes that need no scratch of unknown size. Knobs:
+    BLOCK (points a program), COLUMNS (of a scan's block, when there is one), num_warps."""
 
     schedule = "generic"
 
     def refusal(self, task: Task) -> str:
+        spec = task.spec
+        for stage in stages(spec).stages:
+            for target in _in_memory(spec, stage):
+                if _is_unsized(spec, target) and (stage.kind == "loop" or not _is_recomputed(spec.stmt[target])):
+                    return f"{target} needs scratch memory, and its size is symbolic"
         return ""
 
     def configurations(self, task: Task) -> Iterator[Knobs]:
@@ -49,14 +68,13 @@ class GenericEmitter(RuleEmitter):
         points = max((points_of(spec, s.axes) for s in spec.body), default=1)
         heavy = any(s.over is not None for s in spec.body)
         scans = [s.over for s in spec.body if isinstance(s.over, Scan)]
+        longest = max((spec.extent(o.axis) for o in scans), default=0)
         for setting in flat_configurations(task, points, heavy):
             if not scans:
                 yield setting
                 continue
-            longest = max(spec.extent(o.axis) for o in scans)
-            for columns in (64, 256, 1024):
-                if columns == 64 or columns < 2 * longest:
-                    yield (("COLUMNS", columns), *setting)
+            for columns, warps in _scan_blocks(longest, task.arch.wave_size):
+                yield (("COLUMNS", columns), *((k, warps if k == "num_warps" else v) for k, v in setting))
 
     def write(self, file: SourceFile) -> None:
         spec = file.spec
@@ -70,9 +88,38 @@ class GenericEmitter(RuleEmitter):
                 memory = loop_kernel(file, name, stage, memory)
                 continue
             if stage.target not in outputs:
+                if _is_unsized(spec, stage.target):
+                    continue  # worked out where it is read
                 file.scratch(stage.target, stmt.dtype, spec.shape_of(stage.target))
             _write_stage(file, name, stage, stmt, memory)
             memory |= {stage.target}
+
+
+def _scan_blocks(longest: int, wave: int) -> list[tuple[int, int]]:
+    """(COLUMNS, num_warps), the best first: blocks as long as the line up to 4,096, of which each lane takes four
+    points (16 bytes of fp32), so that no two lanes load the same."""
+    sizes = [c for c in (4096, 2048, 1024, 256, 64) if c < 2 * longest or c == 64]
+    return [(c, max(1, min(8, c // (4 * wave)))) for c in sizes]
+
+
+def _in_memory(spec: KernelSpec, stage: Stage) -> set[str]:
+    """The temporaries of a stage that would live in scratch."""
+    kept = set(stage.targets or (stage.target,))
+    loop = spec.stmt[stage.target].loop
+    if loop is not None:
+        pattern = recurrence(spec, loop)
+        kept |= set() if pattern.is_local else set(pattern.shared)
+    return kept - {o.name for o in spec.outputs}
+
+
+def _is_unsized(spec: KernelSpec, tensor: str) -> bool:
+    """Whether the tensor's size is known only at the launch: scratch for the hint would be too small."""
+    return any(spec.size[d].size is None for d in spec.dims_of(tensor))
+
+
+def _is_recomputed(stmt: Stmt) -> bool:
+    """Whether a lane can work a value out by itself."""
+    return stmt.over is None or isinstance(stmt.over, Reduce)
 
 
 def _write_stage(file: SourceFile, name: str, stage: Stage, stmt: Stmt, memory: frozenset[str]) -> None:

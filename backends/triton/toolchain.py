@@ -57,6 +57,10 @@ def small(x):
 
 #: Launch options that only one kind of GPU knows; the others' are left out, so that one source serves all.
 _AMD_ONLY = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint"})
+#: LLVM else merges loads of bf16 neighbours at odd offsets into one of 8 bytes that is not aligned to a word: legal on
+#: these GPUs, but slow, and a fault when simulated. The HIP toolchain says the same by a flag. Triton 3.6 and 3.7 lack
+#: the option and ignore it.
+_ALIGNED = "target-features=-unaligned-access-mode"
 _INSTALL_HINT = "pip install 'triton>=3.6,<3.10'"
 
 
@@ -243,6 +247,8 @@ def gpu_target(arch: ArchSpec) -> Any:
 def launch_options(launch: Launch, arch: ArchSpec, numerics: str) -> dict[str, Any]:
     """The launch's options as `triton.compile` takes them: those of the GPU's kind, fp-fusion always stated."""
     options: dict[str, Any] = {"enable_fp_fusion": numerics == "fast"}
+    if arch.vendor == "amd":
+        options["llvm_fn_attrs"] = _ALIGNED
     options |= {k: v for k, v in launch.options if arch.vendor == "amd" or k not in _AMD_ONLY}
     return options
 
