@@ -11,7 +11,7 @@ iteration domain: a sum of products goes through einsum, everything else is eval
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce as fold
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -55,6 +55,10 @@ class Value:
 NUDGE = 2.0**-23
 
 
+#: What stands for a float that does not fit an integer type: see `interpret`.
+UNDEFINED = ("lowest", "highest", "0", "1")
+
+
 def nudged(x: torch.Tensor, generator: torch.Generator, eps: float = NUDGE) -> torch.Tensor:
     """A float tensor with each element moved by a random relative amount of at most `eps`."""
     import torch
@@ -64,15 +68,25 @@ def nudged(x: torch.Tensor, generator: torch.Generator, eps: float = NUDGE) -> t
 
 
 def interpret(
-    spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str = "oracle", nudge: int | None = None
+    spec: KernelSpec,
+    inputs: Mapping[str, torch.Tensor],
+    mode: str = "oracle",
+    nudge: int | None = None,
+    overflow: bool = False,
+    undefined: str = "",
 ) -> dict[str, torch.Tensor]:
     """Outputs by name. Inputs have their operands' logical shapes (any strides) and are not changed. Symbolic axes
     take their extents from the inputs. Float outputs are float64 in mode "oracle", else of the operand's dtype.
 
     With `nudge` (a seed) the result of every float statement is moved by up to one fp32 ulp an element, as if each
     operation had rounded differently (Monte Carlo arithmetic): how far results of a sound fp32 implementation spread.
+
+    With `overflow` a sum whose positive and whose negative terms both overflow in the compute type is NaN: whether a
+    machine gives an infinity, NaN or something finite depends on the order in which it adds. `undefined` (one of
+    UNDEFINED) is what becomes of a float that does not fit the integer type it is converted to; by default, what torch
+    makes of it on this machine.
     """
-    run = _Run(spec, inputs, mode, nudge)
+    run = _Run(spec, inputs, mode, nudge, overflow, undefined)
     for loop, stmts in groupby(spec.body, key=lambda s: s.loop):
         if loop is not None:
             run.loop(loop, list(stmts))
@@ -84,13 +98,21 @@ def interpret(
 
 class _Run:
     def __init__(
-        self, spec: KernelSpec, inputs: Mapping[str, torch.Tensor], mode: str, nudge: int | None = None
+        self,
+        spec: KernelSpec,
+        inputs: Mapping[str, torch.Tensor],
+        mode: str,
+        nudge: int | None = None,
+        overflow: bool = False,
+        undefined: str = "",
     ) -> None:
         import torch
 
         if mode not in ("oracle", "working"):
             raise ValueError(f"no mode {mode!r}")
         self.generator = torch.Generator().manual_seed(nudge) if nudge is not None else None
+        self.marks_overflow = overflow
+        self.undefined = undefined
         self.spec = spec
         self.oracle = mode == "oracle"
         self.extent = {s.name: s.typical for s in spec.sizes}
@@ -134,9 +156,24 @@ class _Run:
 
     def statement(self, stmt: Stmt) -> torch.Tensor:
         value = self.exact(stmt)
+        if (
+            self.marks_overflow
+            and stmt.dtype.is_float
+            and isinstance(stmt.over, Reduce | Scan)
+            and stmt.over.op == "sum"
+        ):
+            value = value.masked_fill(self.overflows(stmt), float("nan"))
         if self.generator is None or not value.is_floating_point():
             return value
         return nudged(value, self.generator).to(value.dtype)
+
+    def overflows(self, stmt: Stmt) -> torch.Tensor:
+        """Where both the positive and the negative terms of a sum add up to an infinity in the compute type."""
+        both = []
+        for side in ("maximum", "minimum"):
+            part = replace(stmt, dtype=stmt.dtype.compute, expr=Call(side, (stmt.expr, Const(0.0))))
+            both.append(self.exact(part).isinf())
+        return both[0] & both[1]
 
     def exact(self, stmt: Stmt) -> torch.Tensor:
         over = stmt.over
@@ -344,7 +381,19 @@ class _Run:
         data = value.data
         if dtype is BOOL:
             return Value(data != 0, value.axes)
+        if self.undefined and dtype.is_integer and data.is_floating_point():
+            return Value(self.filled(data, self.stored(dtype)).to(self.compute(dtype)), value.axes)
         return Value(data.to(self.stored(dtype)).to(self.compute(dtype)), value.axes)
+
+    def filled(self, data: torch.Tensor, to: torch.dtype) -> torch.Tensor:
+        """Floats as integers; those that do not fit become the value that `undefined` names."""
+        import torch
+
+        info = torch.iinfo(to)
+        whole = data.double().trunc()
+        fits = (whole >= info.min) & (whole < 2.0**info.bits / (2 if info.min else 1))  # float(info.max) rounds up
+        fill = {"lowest": info.min, "highest": info.max}.get(self.undefined)
+        return torch.where(fits, data, 0.0).to(to).masked_fill(~fits, int(self.undefined) if fill is None else fill)
 
     def call(self, fn: str, args: tuple[Expr, ...]) -> Value:
         import torch

@@ -15,9 +15,9 @@ from kvc.arch import ArchSpec
 from kvc.diagnostics import Diagnostic, KvcError
 from kvc.emitter import Candidate, Compiled, target
 from kvc.executor import Execution, LaunchPlan
-from kvc.kernel import KernelSpec, Scatter, Size
+from kvc.kernel import KernelSpec, Operand, Scatter, Size
 from kvc.verify.buffers import base_name, bind, buffer_of, launch_plans, outputs_of
-from kvc.verify.compare import compare
+from kvc.verify.compare import Comparison, compare
 from kvc.verify.likeness import source_hash
 from kvc.verify.oracle import Examiner, Reference
 from kvc.verify.pool import WorkerPool
@@ -27,6 +27,7 @@ from kvc.verify.verdict import Evidence, OutputError, Rejected, Verdict, Verifie
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 #: Part of the store's key: raise it when a check is added or sharpened.
 CHECKS_VERSION = "3"
@@ -255,6 +256,8 @@ def _run(candidate: Candidate, plans: list[LaunchPlan], reference: Reference, be
 
 
 def _compare(candidate: Candidate, execution: Execution, reference: Reference, examiner: Examiner) -> list[OutputError]:
+    import torch
+
     spec = candidate.task.spec
     got = outputs_of(spec, execution.buffers)
     oracle, working = reference.oracle, reference.working
@@ -264,12 +267,20 @@ def _compare(candidate: Candidate, execution: Execution, reference: Reference, e
         if replayed.diagnostic is not None:
             raise _Reject("compare", _placed(replayed.diagnostic, reference.name))
         oracle, working = replayed.oracle, replayed.working
+
+    def compared(out: Operand, result: torch.Tensor) -> Comparison:
+        return compare(
+            out.name, out.dtype, result, oracle[out.name], working[out.name], reference.probe[out.name],
+            growth=examiner.growth, input_set=reference.name,
+            overflowing=lambda: examiner.overflowing(reference)[out.name],
+        )  # fmt: skip
+
     errors = []
     for out in spec.outputs:
-        result = compare(
-            out.name, out.dtype, got[out.name], oracle[out.name], working[out.name], reference.probe[out.name],
-            growth=examiner.growth, input_set=reference.name,
-        )  # fmt: skip
+        result = compared(out, got[out.name])
+        if result.diagnostic is not None and out.name in (undefined := examiner.undefined(reference)):
+            mine = got[out.name]
+            result = compared(out, torch.where(undefined[out.name], oracle[out.name].to(mine.dtype), mine))
         if result.diagnostic is not None:
             raise _Reject("compare", _placed(result.diagnostic, reference.name))
         errors.append(result.error)

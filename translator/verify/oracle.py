@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvc.interpret import NUDGE, interpret, nudged
-from kvc.kernel import KernelSpec
+from kvc.interpret import NUDGE, UNDEFINED, interpret, nudged
+from kvc.kernel import Cast, KernelSpec, walk
 from kvc.verify.inputs import INPUT_SETS, MAX_NONFINITE, Domain, domains, draw, nonfinite
 from kvc.verify.roundings import alternatives
 
@@ -93,6 +93,20 @@ class Examiner:
             interpret(self.spec, perturbed(inputs, self.seed), nudge=self.seed),
         )
 
+    def overflowing(self, reference: Reference) -> dict[str, torch.Tensor]:
+        """`working` with NaN where some sum's positive and negative terms both overflow: any order of adding is right
+        there, and each gives something else."""
+        return interpret(self.spec, reference.inputs, "working", overflow=True)
+
+    def undefined(self, reference: Reference) -> dict[str, torch.Tensor]:
+        """Elements of each output that depend on a number too large for the integer type that it is converted to, or on
+        NaN made an integer. C, PyTorch and LLVM leave the result open, and every machine gives another. {} where the
+        spec has no such conversion."""
+        if not converts_to_integers(self.spec):
+            return {}
+        runs = [interpret(self.spec, reference.inputs, "working", undefined=fill) for fill in UNDEFINED]
+        return {o.name: _differ([run[o.name] for run in runs]) for o in self.spec.outputs}
+
     @cached_property
     def unrounded(self) -> dict[str, dict[str, torch.Tensor]]:
         """Outputs of the first input set without each rounding inside the spec (kvc.verify.roundings)."""
@@ -104,6 +118,26 @@ class Examiner:
         other perform a random walk, so they grow with the square root of n."""
         inner = [stmt.inner_axes for stmt in self.spec.body]
         return 2.0 + 0.5 * math.sqrt(max((math.prod(self.spec.extent(a) for a in axes) for axes in inner), default=1))
+
+
+def converts_to_integers(spec: KernelSpec) -> bool:
+    """Whether the spec makes integers of floats."""
+    return any(
+        isinstance(node, Cast) and node.dtype.is_integer and spec.type_of(node.arg).is_float
+        for stmt in spec.body
+        for root in stmt.roots
+        for node in walk(root)
+    )
+
+
+def _differ(results: list[torch.Tensor]) -> torch.Tensor:
+    """Where not all of the tensors are equal (NaN equals NaN)."""
+    import torch
+
+    first, found = results[0], torch.zeros(results[0].shape, dtype=torch.bool)
+    for other in results[1:]:
+        found |= (first != other) & ~((first != first) & (other != other))
+    return found
 
 
 def perturbed(inputs: Mapping[str, torch.Tensor], seed: int, eps: float = NUDGE) -> dict[str, torch.Tensor]:
