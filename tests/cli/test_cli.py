@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kvc.arch import ARCHS
+from kvc.backends.device import driver
 from kvc.diagnostics import CODES
 
 from tests.cli.conftest import Run
@@ -48,8 +49,16 @@ FOREIGN = ("syntax_error", "wrong_arity", "data_dependent")
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(name: str, kvc: Run, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_bad_input(
+    name: str,
+    kvc: Run,
+    tmp_path: Path,
+    golden: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text, options, code = BAD[name]
+    if name == "no_gpu":  # whatever is installed here
+        monkeypatch.setattr(driver, "_load", lambda name: None)
     model = tmp_path / "model.py"
     if text is not None:
         model.write_text(text)
