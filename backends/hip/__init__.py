@@ -25,12 +25,13 @@ class HipTarget:
         from kvc.backends.hip.generic import GenericEmitter
         from kvc.backends.hip.recurrence import RecurrenceEmitter
         from kvc.backends.hip.rows import RowsEmitter
+        from kvc.backends.hip.scan import ScanEmitter
         from kvc.backends.hip.skinny import SkinnyEmitter
         from kvc.backends.hip.split_rows import SplitRowsEmitter
 
         return (
             PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), SplitRowsEmitter(),
-            RowsEmitter(), RecurrenceEmitter(), AttentionEmitter(), GenericEmitter(),
+            RowsEmitter(), ScanEmitter(), RecurrenceEmitter(), AttentionEmitter(), GenericEmitter(),
         )  # fmt: skip
 
     def lint(self, source: str, arch: ArchSpec) -> list[Diagnostic]:

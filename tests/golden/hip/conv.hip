@@ -46,8 +46,9 @@ constexpr int W_SIZE = 17;
 
 // Where (row, depth) of a tile lies. Chunks of 16 bytes change places so that neither a wave's reads (one chunk of
 // neighbouring rows) nor its transposing writes (rows some apart) meet in a bank.
+template <int DEPTH>
 __device__ __forceinline__ int swizzled(int row, int depth) {
-  constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+  constexpr int ROW_CHUNKS = DEPTH / CHUNK;
   constexpr int TURNS = ROW_CHUNKS < 8 ? ROW_CHUNKS : 8;
   const int far = ROW_CHUNKS < 8 ? (row & 8) >> 1 | (row & 16) >> 3 : (row >> 3 & 3) << 1;
   const int turn = (row / (8 / TURNS) & (TURNS - 1)) ^ far;
@@ -122,7 +123,7 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       const int slot = i * THREADS + thread;
       const int row = slot / BLOCK_K;
       const int k = slot % BLOCK_K;
-      a_tile[swizzled(row, k)] = a_stage[i];
+      a_tile[swizzled<BLOCK_K>(row, k)] = a_stage[i];
     }
   };
   float b_stage[B_LOADS][4];
@@ -131,14 +132,14 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
       #pragma unroll
-      for (int g = 0; g < 4; ++g) {
+      for (int step = 0; step < 4; ++step) {
         const int row = n0 + slot % BLOCK_N;
-        const int k = k0 + (slot / BLOCK_N) * 4 + g;
+        const int k = k0 + (slot / BLOCK_N) * 4 + step;
         if (row < N && k < K) {
           const float x_value = row / 9 % 10 * 2 + k / 3 % 3 - 1 >= 0 && row / 9 % 10 * 2 + k / 3 % 3 - 1 < H_SIZE && row % 9 * 2 + k % 3 - 1 >= 0 && row % 9 * 2 + k % 3 - 1 < W_SIZE ? x[row / 90 * 1615 + k / 9 * 323 + row / 9 % 10 * 34 + k / 3 % 3 * 17 + row % 9 * 2 + k % 3 - 18] : 0.0f;
-          b_stage[i][g] = x_value;
+          b_stage[i][step] = x_value;
         } else {
-          b_stage[i][g] = 0.0f;
+          b_stage[i][step] = 0.0f;
         }
       }
     }
@@ -153,8 +154,8 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       for (int v = 0; v < 1; ++v) {
         Pack<float, 4> chunk;
         #pragma unroll
-        for (int g = 0; g < 4; ++g) chunk.lane[g] = b_stage[i][g];
-        *reinterpret_cast<Pack<float, 4>*>(&b_tile[swizzled(row, k * 4)]) = chunk;
+        for (int step = 0; step < 4; ++step) chunk.lane[step] = b_stage[i][step];
+        *reinterpret_cast<Pack<float, 4>*>(&b_tile[swizzled<BLOCK_K>(row, k * 4)]) = chunk;
       }
     }
   };
@@ -176,11 +177,11 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       Fragment a_part[FRAGMENTS_M];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_M; ++i)
-        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[swizzled((wave_m + i * MI + lane % MI), depth)]);
+        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[swizzled<BLOCK_K>((wave_m + i * MI + lane % MI), depth)]);
       Fragment b_part[FRAGMENTS_N];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_N; ++i)
-        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[swizzled((wave_n + i * MI + lane % MI), depth)]);
+        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[swizzled<BLOCK_K>((wave_n + i * MI + lane % MI), depth)]);
       #pragma unroll
       for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)
         #pragma unroll
@@ -195,9 +196,9 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       for (int i = 0; i < FRAGMENTS_M; ++i) {
         #pragma unroll
         for (int r = 0; r < RESULTS; ++r) {
-          const float a_value = a_tile[swizzled((wave_m + i * MI + result_row(lane, r)), k)];
+          const float a_value = a_tile[swizzled<BLOCK_K>((wave_m + i * MI + result_row(lane, r)), k)];
           for (int j = 0; j < FRAGMENTS_N; ++j) {
-            acc[i][j][r] += a_value * b_tile[swizzled((wave_n + j * MI + lane % MI), k)];
+            acc[i][j][r] += a_value * b_tile[swizzled<BLOCK_K>((wave_n + j * MI + lane % MI), k)];
           }
         }
       }

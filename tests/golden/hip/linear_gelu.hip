@@ -47,8 +47,9 @@ constexpr int GROUP_M = 8;
 
 // Where (row, depth) of a tile lies. Chunks of 16 bytes change places so that neither a wave's reads (one chunk of
 // neighbouring rows) nor its transposing writes (rows some apart) meet in a bank.
+template <int DEPTH>
 __device__ __forceinline__ int swizzled(int row, int depth) {
-  constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+  constexpr int ROW_CHUNKS = DEPTH / CHUNK;
   constexpr int TURNS = ROW_CHUNKS < 8 ? ROW_CHUNKS : 8;
   const int far = ROW_CHUNKS < 8 ? (row & 8) >> 1 | (row & 16) >> 3 : (row >> 3 & 3) << 1;
   const int turn = (row / (8 / TURNS) & (TURNS - 1)) ^ far;
@@ -92,11 +93,11 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
             const __hip_bfloat16* __restrict__ b,
             __hip_bfloat16* __restrict__ y) {
   const int thread = threadIdx.x;
-  const int tile = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time
-  const int first_row = tile / (GROUP_M * TILES_N) * GROUP_M;
-  const int height = TILES_M - first_row < GROUP_M ? TILES_M - first_row : GROUP_M;
-  const int m0 = (first_row + tile % (GROUP_M * TILES_N) % height) * BLOCK_M;
-  const int n0 = tile % (GROUP_M * TILES_N) / height * BLOCK_N;
+  const int item = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time
+  const int first = item / (GROUP_M * TILES_N) * GROUP_M;
+  const int rest = TILES_M - first < GROUP_M ? TILES_M - first : GROUP_M;
+  const int m0 = (first + item % (GROUP_M * TILES_N) % rest) * BLOCK_M;
+  const int n0 = item % (GROUP_M * TILES_N) / rest * BLOCK_N;
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
@@ -122,7 +123,7 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       const int slot = i * THREADS + thread;
       const int row = slot / (BLOCK_K / 8);
       const int k = slot % (BLOCK_K / 8);
-      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&a_tile[swizzled(row, k * 8)]) = a_stage[i];
+      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&a_tile[swizzled<BLOCK_K>(row, k * 8)]) = a_stage[i];
     }
   };
   Pack<__hip_bfloat16, 8> b_stage[B_LOADS];
@@ -145,7 +146,7 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       const int slot = i * THREADS + thread;
       const int row = slot / (BLOCK_K / 8);
       const int k = slot % (BLOCK_K / 8);
-      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&b_tile[swizzled(row, k * 8)]) = b_stage[i];
+      *reinterpret_cast<Pack<__hip_bfloat16, 8>*>(&b_tile[swizzled<BLOCK_K>(row, k * 8)]) = b_stage[i];
     }
   };
   Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};
@@ -166,11 +167,11 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       Fragment a_part[FRAGMENTS_M];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_M; ++i)
-        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[swizzled((wave_m + i * MI + lane % MI), depth)]);
+        a_part[i] = *reinterpret_cast<const Fragment*>(&a_tile[swizzled<BLOCK_K>((wave_m + i * MI + lane % MI), depth)]);
       Fragment b_part[FRAGMENTS_N];
       #pragma unroll
       for (int i = 0; i < FRAGMENTS_N; ++i)
-        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[swizzled((wave_n + i * MI + lane % MI), depth)]);
+        b_part[i] = *reinterpret_cast<const Fragment*>(&b_tile[swizzled<BLOCK_K>((wave_n + i * MI + lane % MI), depth)]);
       #pragma unroll
       for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)
         #pragma unroll
@@ -185,9 +186,9 @@ linear_gelu(const __hip_bfloat16* __restrict__ x,
       for (int i = 0; i < FRAGMENTS_M; ++i) {
         #pragma unroll
         for (int r = 0; r < RESULTS; ++r) {
-          const float a_value = __bfloat162float(a_tile[swizzled((wave_m + i * MI + result_row(lane, r)), k)]);
+          const float a_value = __bfloat162float(a_tile[swizzled<BLOCK_K>((wave_m + i * MI + result_row(lane, r)), k)]);
           for (int j = 0; j < FRAGMENTS_N; ++j) {
-            acc[i][j][r] += a_value * __bfloat162float(b_tile[swizzled((wave_n + j * MI + lane % MI), k)]);
+            acc[i][j][r] += a_value * __bfloat162float(b_tile[swizzled<BLOCK_K>((wave_n + j * MI + lane % MI), k)]);
           }
         }
       }
