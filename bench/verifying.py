@@ -29,12 +29,15 @@ class _Log:
         self.rejected: list[dict[str, Any]] = []
         self.schedules: dict[str, int] = {}
         self.slowest: tuple[float, str] = (0.0, "")
+        self.tries: dict[int, list[tuple[str, str]]] = {}  # by kernel: emitter and stage of every judged candidate
 
     def __call__(self, event: str, details: dict[str, Any]) -> None:
         if event != "kernel" or details["state"] == "start":
             return
         self.slowest = max(self.slowest, (round(details["seconds"], 2), details["name"]))
         attempts = details["attempts"]
+        judged = [a for a in attempts if a.verdict is not None]
+        self.tries[details["index"]] = [(a.emitter, getattr(a.verdict, "stage", "verified")) for a in judged]
         if details["state"] == "verified":
             schedule = attempts[-1].schedule
             self.schedules[schedule] = self.schedules.get(schedule, 0) + 1
@@ -80,12 +83,16 @@ def kernels_of(work: Work, captured: Captured, plan: Plan, bench: Bench) -> Tran
     """Every kernel of a plan written and verified; the record says by which schedules."""
     job, log = work.job, _Log()
     target, row = find_target(job["target"]), arch_row(job["arch"])
-    options = Options(job["executor"], seed=job["seed"], jobs=1, timeout_s=job["timeout_s"])
+    emitters = tuple(job.get("emitters", ()))
+    options = Options(
+        job["executor"], seed=job["seed"], emitters=emitters, jobs=1, timeout_s=job["timeout_s"]
+    )  # fmt: skip
     try:
         with work.timed("kernels"):
             artifacts, attempts = translate_kernels(plan, target, row, options, bench, _store(job), log)
     finally:
-        work.record |= {"schedules": log.schedules, "rejected": log.rejected, "slowest_kernel": list(log.slowest)}
+        work.record |= {"schedules": log.schedules, "rejected": log.rejected, "slowest_kernel": list(log.slowest),
+                        "tries": [log.tries.get(n, []) for n in range(len(plan.kernels))]}  # fmt: skip
     work.record["library_calls"] = library_calls(plan, artifacts)
     return Translation(captured, plan, target, row, options, artifacts, attempts)
 

@@ -167,13 +167,15 @@ class Ledger:
             wait = left.pop(0)[0] + WINDOW_S - now
         return max(wait, 0.0)
 
-    def settle(self, key: str, role: str, answer: Answer | None, *, estimated: bool = False) -> None:
-        """Close a reservation; None: the try failed, which services do not charge."""
+    def settle(
+        self, key: str, role: str, answer: Answer | None, *, failed: bool = False, estimated: bool = False
+    ) -> None:
+        """Close a reservation; None: no answer came, which services do not charge."""
         with self._open() as accounts:
             accounts.held.pop(key, None)
             accounts.requests += 1
+            accounts.failed += failed or answer is None
             if answer is None:
-                accounts.failed += 1
                 return
             accounts.estimated += estimated
             accounts.prompt_tokens += answer.prompt_tokens
@@ -205,7 +207,11 @@ class Ledger:
 
 
 class Useless(Exception):
-    """An answer with status 200 that holds nothing to read."""
+    """An answer with status 200 that holds nothing to read. It costs what it says all the same."""
+
+    def __init__(self, why: str, cost: Answer) -> None:
+        super().__init__(why)
+        self.cost = cost
 
 
 class Chat:
@@ -232,18 +238,18 @@ class Chat:
         problem = ""
         for number in range(self.service.tries):
             key = self._admitted(expected + most, self.service.cost_usd(expected, most))
-            answer: Answer | None = None
-            estimated = False
+            cost: Answer | None = None
+            failed, estimated = True, False
             try:
-                answer, estimated = self._once(messages, replace(sampling, most=most), seed + number, expected)
+                cost, estimated = self._once(messages, replace(sampling, most=most), seed + number, expected)
+                failed = False
+                return cost
             except Useless as useless:
-                problem, wait = str(useless), _backoff(number)
+                problem, wait, cost = str(useless), _backoff(number), useless.cost
             except _errors() as error:
                 problem, wait = self._failure(error, number)
             finally:
-                self.ledger.settle(key, role, answer, estimated=estimated)
-            if answer is not None:
-                return answer
+                self.ledger.settle(key, role, cost, failed=failed, estimated=estimated)
             if number + 1 < self.service.tries:
                 self._sleep(wait)
         raise KvcError("KVC0503", f"{self.service.model}: {problem} ({self.service.tries} tries)", scope="passing")
@@ -263,19 +269,18 @@ class Chat:
         reply: Any = self._client.chat.completions.create(
             model=self.service.model, messages=sent, seed=seed & 0x7FFFFFFF, **more
         )
-        choices = getattr(reply, "choices", None)
-        if not choices:
-            raise Useless("the answer holds no choices")
-        message = getattr(choices[0], "message", None)
-        text = getattr(message, "content", None)
-        if not isinstance(text, str) or not text.strip():
-            raise Useless("the answer holds no text")
         usage = getattr(reply, "usage", None)
         counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-        estimated = not all(isinstance(c, int) and c >= 0 for c in counts)
-        if estimated:
+        counted = all(isinstance(c, int) and c >= 0 for c in counts)
+        choices = getattr(reply, "choices", None)
+        message = getattr(choices[0], "message", None) if choices else None
+        text = getattr(message, "content", None)
+        if not isinstance(text, str) or not text.strip():
+            what = "text" if choices else "choices"
+            raise Useless(f"the answer holds no {what}", Answer("", True, *(counts if counted else (0, 0))))
+        if not counted:
             counts = [expected, len(text) // CHARS_PER_TOKEN + 1]
-        return Answer(text, choices[0].finish_reason != "length", counts[0], counts[1]), estimated
+        return Answer(text, choices[0].finish_reason != "length", counts[0], counts[1]), not counted
 
     def _failure(self, error: Exception, number: int) -> tuple[str, float]:
         """(what happened, seconds to wait) of a failure that may pass; KVC0503 for one that will not."""

@@ -85,7 +85,7 @@ def sft(
     resume: Annotated[Path | None, typer.Option("--resume", help="A checkpoint folder to go on from.")] = None,
     answers: Annotated[int, typer.Option("--answers", help="Held-out prompts to answer at the end.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
-    keep: Annotated[int, typer.Option("--keep", help="Steps between checkpoints, a multiple of 50 (0: none).")] = 0,
+    keep: Annotated[float, typer.Option("--keep", min=0, help="Seconds between checkpoints (0: none).")] = 0,
 ) -> None:
     """Supervised fine-tuning, from zero or of a pretrained base, by one recipe."""
     from dataclasses import replace
@@ -106,10 +106,43 @@ def sft(
     sft_pretrained(made, data_, out, seconds, resume)
 
 
+@train_app.command()
+@guarded
+def session(
+    recipe: RecipeOpt,
+    data_: Annotated[Path, typer.Option("--data", help="The folder of `kvc model tokens`.")],
+    out: OutFolder,
+    state: Annotated[Path, typer.Option("--state", help="Folder of what a killed session goes on from.")],
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Training; then held-out prompts are answered.")],
+    after: Annotated[
+        float, typer.Option("--after", min=0, help="Seconds in which those are written and judged.")
+    ] = 120,
+    answers: Annotated[int, typer.Option("--answers", min=0, help="Held-out prompts to answer.")] = 400,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Drawn answers beside each greedy one.")] = 3,
+    probe: Annotated[float, typer.Option("--probe", min=0, help="Seconds between small evaluations (0: none).")] = 0,
+    keep: Annotated[float, typer.Option("--keep", min=0, help="Seconds between checkpoints.")] = 60,
+    device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
+    executor: ExecutorOpt = "sim",
+    jobs: JobsOpt = 2,
+) -> None:
+    """Train from zero, answer held-out prompts and judge the answers meanwhile; OUT gets a few small files."""
+    from kvc.model.train.recipe import read
+    from kvc.model.train.session import Session, run
+
+    print_json(
+        run(
+            Session(read(recipe), data_, out, state, seconds, after, answers, samples, probe, keep=keep, jobs=jobs,
+                    device=device, executor=executor)
+        )
+    )  # fmt: skip
+
+
 @app.command()
 @guarded
 def quantise(
-    run: Annotated[Path, typer.Option("--run", help="A folder with checkpoint/ and tokenizer.json.")],
+    run: Annotated[
+        Path, typer.Option("--run", help="What training wrote: a checkpoint (or checkpoint/) and tokenizer.json.")
+    ],
     out: OutFolder,
 ) -> None:
     """Make the int8 weights of a training run: OUT/model.safetensors and OUT/tokenizer.json."""
@@ -117,7 +150,7 @@ def quantise(
     from kvc.model.shape import Shape
     from kvc.model.train import checkpoint
 
-    arrays, state = checkpoint.load(run / "checkpoint")
+    arrays, state = checkpoint.load(run if (run / checkpoint.INDEX).is_file() else run / "checkpoint")
     out.mkdir(parents=True, exist_ok=True)
     weights.save(weights.from_float(Shape.from_json(state["shape"]), arrays), out / "model.safetensors")
     (out / "tokenizer.json").write_text((run / "tokenizer.json").read_text(encoding="utf-8"), encoding="utf-8")
@@ -196,6 +229,41 @@ def evaluate(
                 typer.echo(f"{found.name}: {found.passed} of {found.kernels} {found.problem}", err=True)
                 result[found.name] = found
     _show(result, as_json)
+
+
+@app.command()
+@guarded
+def suite(
+    name: Annotated[str, typer.Argument(help="kernelbench or torch2hip.")],
+    root: Annotated[Path, typer.Option("--root", help="Your checkout of the suite.")],
+    out: OutFolder,
+    emitter: Annotated[str, typer.Option("--emitter", help="Who writes: rules, model, model:PATH, ...")] = "rules",
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    levels: Annotated[str, typer.Option("--levels", help="Levels of KernelBench.")] = "1,2",
+    only: Annotated[list[str] | None, typer.Option("--only", help="A task by key or name; may be repeated.")] = None,
+    every: Annotated[int, typer.Option("--every", min=1, help="Each so-many-th task.")] = 1,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most.")] = None,
+    full_size: Annotated[bool, typer.Option("--full-size", help="Sizes as they are, not those that simulate.")] = False,
+    executor: ExecutorOpt = "sim",
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds a task.")] = 600,
+    as_json: JsonOpt = False,
+) -> None:
+    """A public suite, whole problems: every kernel by one author, then the module against the original."""
+    from kvc.bench.problems import numbers
+    from kvc.model.suites import Report, Request, run
+
+    request = Request(
+        name, root, out, emitter, target, arch, executor, tuple(sorted(numbers(levels))), every, limit,
+        frozenset(only or ()), full_size, seed, jobs, timeout,
+    )  # fmt: skip
+    result = run(request, lambda text: typer.echo(text, err=True), show_progress=not as_json)
+    if as_json:
+        print_json(result)
+    else:
+        print(Report(**result).text())
 
 
 def _show(result: dict[str, object], as_json: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvc.diagnostics import KvcError
 from kvc.emitter import Emitter
-from kvc.model.prompt import GOOD, Asked, prompt
+from kvc.model.prompt import GOOD, Asked, prompt, setting
 
 COLUMNS = (
     "spec_text", "spec_hash", "structure", "target", "arch", "numerics", "op_class", "split", "emitter", "schedule",
@@ -101,11 +101,15 @@ def chosen(members: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]
 def build_group(members: Sequence[dict[str, Any]], most: int) -> Built:
     """Examples of one spec, target and GPU."""
     built = Built()
+    first: dict[str, Any] | None = None
     for row in chosen(members, most):
-        rank = rank_of(row, members[0], row is members[0])
+        first = first or row
+        rank = rank_of(row, first, row is first)
         example = example_of(row, rank, built.lost)
         if example is not None:
             built.examples.append(example)
+        elif row is first:
+            first = None  # the best of those that are left is the best
     return built
 
 
@@ -132,10 +136,13 @@ def example_of(row: dict[str, Any], rank: str, lost: Counter[str]) -> Example | 
     except KvcError as error:  # an emitter's own, at other sizes
         lost[f"{row['emitter']}: {error}"] += 1
         return None
+    # The best is the model's own choice; every other answer is one of many, and its prompt says which.
+    wanted = "" if rank == "best" else setting(candidate.schedule, knobs)
+    texts = [prompt(a, row["target"], rank=rank, wanted=wanted) for a in (asked, *lifted.alike)]
     return Example(
-        prompt(asked, row["target"], rank=rank), lifted.answer, row["target"], row["arch"], row["split"], rank,
+        texts[0], lifted.answer, row["target"], row["arch"], row["split"], rank,
         row["emitter"], row["op_class"], row["spec_hash"], row["structure"], row["spec_text"], row["knobs"],
-        lifted.witnesses, _time(row), tuple(prompt(a, row["target"], rank=rank) for a in lifted.alike),
+        lifted.witnesses, _time(row), tuple(texts[1:]),
     )  # fmt: skip
 
 

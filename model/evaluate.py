@@ -38,6 +38,7 @@ class Scored:
     outcomes: tuple[Outcome, ...]
     tokens: tuple[int, ...] = ()
     seconds: float = 0.0
+    has_first: bool = True  # whether the first outcome is the greedy answer's
 
     @property
     def passes(self) -> int:
@@ -126,12 +127,12 @@ class Report:
         return "\n".join(lines)
 
 
-def report(scored: Sequence[Scored]) -> Report:
+def report(rows: Sequence[Scored]) -> Report:
     """The figures of scored questions; the first answer of each is the greedy one."""
-    made = Report(questions=len(scored))
+    made = Report(questions=len(rows))
     classes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     stages: dict[str, int] = defaultdict(int)
-    for s in scored:
+    for s in rows:
         made.first += s.outcomes[0].correct
         made.compiled += sum(o.compiled for o in s.outcomes)
         made.answers += len(s.outcomes)
@@ -141,13 +142,13 @@ def report(scored: Sequence[Scored]) -> Report:
         classes[s.question.op_class][1] += 1
         stages[_stage(s.outcomes[0])] += 1
     made.interval = wilson(made.first, made.questions)
-    tries = min((len(s.outcomes) for s in scored), default=0)
+    tries = min((len(s.outcomes) for s in rows), default=0)
     for k in (1, 2, 4, 5, 8):
         if k <= tries:
-            values = [pass_at(k, len(s.outcomes), s.passes) for s in scored]
+            values = [pass_at(k, len(s.outcomes), s.passes) for s in rows]
             made.pass_k[k], made.interval_k[k] = sum(values) / len(values), bootstrap(values)
-    made.median_tokens = _median([t for s in scored for t in s.tokens])
-    made.median_seconds = _median([s.seconds for s in scored])
+    made.median_tokens = _median([t for s in rows for t in s.tokens])
+    made.median_seconds = _median([s.seconds for s in rows])
     made.stages, made.by_class = dict(stages), {k: list(v) for k, v in classes.items()}
     return made
 
@@ -182,18 +183,30 @@ def evaluate(
         seeds = [seed_of(seed, task.task, n) for n in range(1, samples)]
         texts += emitter.write([text] * (samples - 1), warm, seeds) if samples > 1 else []
         answers = [Judged(question.spec, question.target, question.arch, t, seed, copies=True) for t in texts]
-        scored = Scored(question, tuple(judge.outcomes(answers)), tuple(emitter.count(t) for t in texts), seconds)
-        say(f"{number + 1}/{len(asked)} {question.op_class}: {_stage(scored.outcomes[0])}, {seconds:.1f} s")
-        yield scored
+        made = Scored(question, tuple(judge.outcomes(answers)), tuple(emitter.count(t) for t in texts), seconds)
+        say(f"{number + 1}/{len(asked)} {question.op_class}: {_stage(made.outcomes[0])}, {seconds:.1f} s")
+        yield made
 
 
 def judge_written(rows: Sequence[dict[str, Any]], judge: Judge, seed: int = 0) -> list[Scored]:
-    """Score answers that were written elsewhere: rows with spec, target, arch, op_class, text and tokens."""
-    answers = [Judged(r["spec"], r["target"], r["arch"], r["text"], seed, copies=True) for r in rows]
-    outcomes = judge.outcomes(answers)
+    """Score answers that were written elsewhere: rows with spec, target, arch, op_class, text and tokens, in any order
+    of `sample`. A row that was judged there (`outcome`) keeps its verdict."""
+    open_ = [r for r in rows if "outcome" not in r]
+    answers = [Judged(r["spec"], r["target"], r["arch"], r["text"], seed, copies=True) for r in open_]
+    found = {id(r): o for r, o in zip(open_, judge.outcomes(answers), strict=True)}
+    return scored([(r, found[id(r)] if id(r) in found else Outcome(**r["outcome"])) for r in rows])
+
+
+def scored(rows: Sequence[tuple[dict[str, Any], Outcome]]) -> list[Scored]:
+    """Rows of answers and their outcomes by question; of each the answers in order of `sample`, 0 the greedy one."""
+    groups: dict[Question, list[tuple[int, Outcome, int]]] = {}
+    for row, outcome in rows:
+        question = Question(row["spec"], row["target"], row["arch"], row["op_class"])
+        groups.setdefault(question, []).append((row.get("sample", 0), outcome, row["tokens"]))
+    ordered = {q: sorted(members, key=lambda m: m[0]) for q, members in groups.items()}
     return [
-        Scored(Question(r["spec"], r["target"], r["arch"], r["op_class"]), (o,), (r["tokens"],))
-        for r, o in zip(rows, outcomes, strict=True)
+        Scored(q, tuple(m[1] for m in ms), tuple(m[2] for m in ms), has_first=ms[0][0] == 0)
+        for q, ms in ordered.items()
     ]
 
 
@@ -233,11 +246,11 @@ def problem(
         return Problem(name, len(cut.kernels), 0, f"{cut.fallbacks[0].node.op} runs eagerly")
     asked = [Question(print_kernel(s), target, arch_name, op_class(s)) for s in cut.kernels]
     passed = 0
-    for scored in evaluate(emitter, asked, judge):
-        first = scored.outcomes[0]
+    for answered in evaluate(emitter, asked, judge):
+        first = answered.outcomes[0]
         if not first.correct:
             return Problem(
-                name, len(asked), passed, f"{scored.question.op_class}: {_stage(first)} {first.message[:100]}"
+                name, len(asked), passed, f"{answered.question.op_class}: {_stage(first)} {first.message[:100]}"
             )
         passed += 1
     return Problem(name, len(asked), passed)

@@ -2,7 +2,7 @@
 
     row_reduction
     set BLOCK=256 ROW_THREADS=8 WIDTH=1
-    run fused(a0,a1,y0) $cdiv(i0*i1,32) block 256
+    run fused(a0,a1,y0) $cdiv(d0*d1,32) block 256
     use row_reduce
 
     constexpr int BLOCK = 256;

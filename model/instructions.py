@@ -18,7 +18,7 @@ Answer with a frame and nothing else: no explanation, no code fence.
   use NAME                              helper functions, if any of: {helpers}
   (blank line)
   the kernel's source, without includes or imports
-A number that follows from sizes may be written `$i0`, `$(i0*i1)` or `$cdiv(i0*i1,256)`.
+A number that follows from sizes may be written `$d0`, `$(d0*d1)` or `$cdiv(d0*d1,256)`.
 
 Example of a task:
 {prompt}
@@ -29,37 +29,37 @@ Your task:
 
 _EXAMPLE = """\
 {target} gfx942 strict best
-(a0:f32[i0=64,i1=255],a1:f32[i0]) -> (y0:f32[i0,i1])
-y0[i0,i1] = a0[i0,i1] * a1[i0]
-pointwise axes i0*i1=16320:64
+(a0:f32[d0=64,d1=255],a1:f32[d0]) -> (y0:f32[d0,d1])
+y0[d0,d1] = a0[d0,d1] * a1[d0]
+pointwise axes d0*d1=16320:64
 """
 
 _ANSWERS = {
     "hip": """\
 pointwise
 set BLOCK=256
-run fused(a0,a1,y0) $cdiv(i0*i1,BLOCK) block 256
+run fused(a0,a1,y0) $cdiv(d0*d1,BLOCK) block 256
 
 constexpr int BLOCK = 256;
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
 fused(const float* __restrict__ a0, const float* __restrict__ a1, float* __restrict__ y0) {
   const int i = blockIdx.x * BLOCK + threadIdx.x;
-  if (i >= $(i0*i1)) return;
-  y0[i] = a0[i] * a1[i / $i1];
+  if (i >= $(d0*d1)) return;
+  y0[i] = a0[i] * a1[i / $d1];
 }
 """,
     "triton": """\
 pointwise
 set BLOCK=256 num_warps=4
-run fused(a0,a1,y0) $cdiv(i0*i1,BLOCK)
+run fused(a0,a1,y0) $cdiv(d0*d1,BLOCK)
 
 @triton.jit
 def fused(a0_ptr, a1_ptr, y0_ptr):
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = p < $(i0*i1)
+    inside = p < $(d0*d1)
     a0 = tl.load(a0_ptr + p, mask=inside, other=0.0)
-    a1 = tl.load(a1_ptr + p // $i1, mask=inside, other=0.0)
+    a1 = tl.load(a1_ptr + p // $d1, mask=inside, other=0.0)
     tl.store(y0_ptr + p, a0 * a1, mask=inside)
 """,
 }

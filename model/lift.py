@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvc.diagnostics import KvcError
@@ -18,7 +18,7 @@ from kvc.emitter import Candidate, Emitter, Launch
 from kvc.kernel import KernelSpec, Size
 from kvc.model.frame import Frame, Run, assemble, parse
 from kvc.model.languages import Language, language, paragraphs, without_header
-from kvc.model.prompt import Asked
+from kvc.model.prompt import Asked, spec_text
 from kvc.model.sizes import NotAFrame
 from kvc.model.solve import Solver, domains_of
 
@@ -29,6 +29,9 @@ _KNOB_LINE = re.compile(r"\b([A-Z][A-Z_0-9]*) = (\d+);")
 #: What a rule may raise for sizes that contradict its spec; such a variant is no witness.
 _CONTRADICTIONS = (KvcError, ValueError, ArithmeticError, LookupError, AssertionError)
 WITNESSES, KNOB_WITNESSES = 3, 2
+#: Numbers below this are as they are: a model can count so far.
+NEAR = 17
+_EXPRESSION = re.compile(r"(\$\w*\((?:[^()]|\([^()]*\))*\))")
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,9 @@ def _launch_texts(frame: Frame) -> list[str]:
 
 def _numbers(frame: Frame) -> tuple[list[str], list[int], int]:
     """A frame's texts without their numbers, the numbers in order, and how many of them belong to the launches."""
-    skeleton, numbers, first = [], [], 0
+    skeleton: list[str] = []
+    numbers: list[int] = []
+    first = 0
     for text in [*_launch_texts(frame), frame.body]:
         first = len(numbers)
         skeleton.append(_NUMBER.sub("0", text))
@@ -298,8 +303,34 @@ def _lifted(candidate: Candidate, base: Frame, asked: Asked, lang: Language, wit
         return found[0] if text is None else f"${_wrapped(text)}"
 
     texts = [_NUMBER.sub(replaced, text) for text in [*_launch_texts(base), base.body]]
+    blocks = range(len(texts) - 1 - len(base.runs), len(texts) - 1)
+    texts[:-1] = [_block_knob(text, own.knobs) if n in blocks else text for n, text in enumerate(texts[:-1])]
+    texts[-1] = _literals(texts[-1], asked)
     texts[-1] = _KNOB_LINE.sub(lambda m: f"{m[1]} = ${m[1]};" if own.knobs.get(m[1]) == int(m[2]) else m[0], texts[-1])
     return _with_constants(_with_texts(base, texts), asked, lang)
+
+
+def _block_knob(text: str, knobs: Mapping[str, int]) -> str:
+    """`$BLOCK` for a block of as many threads, whether or not a witness had another: one way to say it."""
+    return "$BLOCK" if text.isdigit() and knobs.get("BLOCK") == int(text) else text
+
+
+def _literals(body: str, asked: Asked) -> str:
+    """The body with an offset that is a literal of the spec's indices times a stride as that product: `$(100*15)`."""
+    spec = asked.spec
+    if not spec.is_static:
+        return body
+    strides = {s for o in (*spec.inputs, *spec.outputs) for s in spec.strides_of(o.name)}
+    shown = {int(n) for n in re.findall(r"\d+", spec_text(asked))}
+    products = {n * s: f"$({n}*{s})" for n in sorted(shown) for s in sorted(strides) if n > 1 and s > 1}
+    near = {p + k: f"{text[:-1]}+{k})" for p, text in products.items() for k in range(1, NEAR)}
+
+    def replaced(found: re.Match[str]) -> str:
+        value = int(found[0])
+        return found[0] if value < NEAR or value in shown else (near | products).get(value, found[0])
+
+    parts = _EXPRESSION.split(body)  # what stands between expressions, and the expressions
+    return "".join(part if n % 2 else _NUMBER.sub(replaced, part) for n, part in enumerate(parts))
 
 
 def _with_texts(frame: Frame, texts: list[str]) -> Frame:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from kvc.canonical import axis_order, canonical
-from kvc.emitter import Task
+from kvc.emitter import Knob, Task
 from kvc.kernel import Axis, Const, Expr, KernelSpec, Load, transform, walk
 
 #: The name of a kernel while a model writes it; a word that no local variable has.
@@ -95,7 +95,7 @@ def spec_text(asked: Asked) -> str:
 
 
 def domain(axes: Sequence[str], sizes: dict[str, int]) -> str:
-    """`i0*i2=3072:1024`: axes, points and the largest power of two that divides them (up to 2^16)."""
+    """`d0*d2=3072:1024`: axes, points and the largest power of two that divides them (up to 2^16)."""
     points = math.prod(sizes[a] for a in axes)
     return f"{'*'.join(axes) or 1}={points}:{math.gcd(points, 1 << 16)}"
 
@@ -138,9 +138,25 @@ class Tried:
         return f"tried {self.schedule}: {self.stage} {self.code} {first}"
 
 
-def prompt(asked: Asked, target: str, tried: Sequence[Tried] = (), rank: str = "best") -> str:
+#: What the line begins with that asks for a schedule and knobs.
+WANTED = "with "
+
+
+def setting(schedule: str, knobs: Sequence[tuple[str, Knob]]) -> str:
+    """`pointwise BLOCK=64 WIDTH=4`."""
+    return " ".join([schedule, *(f"{name}={value}" for name, value in knobs)])
+
+
+def without_setting(text: str) -> str:
+    """A prompt without the line that asks for a schedule and knobs."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(WANTED))
+
+
+def prompt(asked: Asked, target: str, tried: Sequence[Tried] = (), rank: str = "best", wanted: str = "") -> str:
     """The prompt of a task for a target, with at most the last two earlier tries. `rank`: which of the kernels known
-    for a spec is wanted (RANKS); training sees all, with their rank, and translation asks for the best."""
+    for a spec is wanted (RANKS); training sees all, with their rank, and translation asks for the best. `wanted`: a
+    schedule and knobs (`setting`) where one of many is meant, so that a prompt has one answer."""
     task = asked.task
     lines = [f"{target} {task.arch.name} {task.numerics} {rank}", spec_text(asked), *facts(asked.spec, asked.sizes)]
+    lines += [WANTED + wanted] if wanted else []
     return "\n".join([*lines, *(t.text() for t in tried[-2:])]) + "\n"

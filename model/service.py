@@ -18,6 +18,7 @@ from kvc.emitter import Candidate, Knob, Task
 from kvc.model.chat import Answer, Chat, Message
 from kvc.model.emitter import Budget, ModelEmitter, seed_of
 from kvc.model.infer.generate import Sampling
+from kvc.model.languages import language, without_header
 from kvc.model.prompt import Asked, prompt
 from kvc.model.writer import ServerWriter
 from kvc.verify.verdict import Rejected, Verdict, Verified
@@ -86,10 +87,11 @@ class ServiceEmitter(ModelEmitter):
                 yield made
                 attempts.append(Attempt(answer.text, made))  # its diagnostic says all that a review could
                 continue
-            if made.source in seen:
+            text = without_header(made.source, language(self._target).comment)  # the header names the turn's seed
+            if text in seen:
                 attempts.append(Attempt(answer.text, None))
                 continue
-            seen.add(made.source)
+            seen.add(text)
             before = len(history)
             yield made
             verdict = history[before][1] if len(history) > before else None

@@ -52,7 +52,7 @@ class Shape:
 
     def vectors(self) -> dict[str, int]:
         """Name and length of every norm, in the order of use."""
-        found = {}
+        found: dict[str, int] = {}
         for n in range(self.layers):
             layer = f"model.layers.{n}"
             found |= {
@@ -74,21 +74,22 @@ class Shape:
         """The same as a transformers configuration."""
         from transformers import Qwen3Config
 
-        return Qwen3Config(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head,
-            intermediate_size=self.inner,
-            max_position_embeddings=self.context,
-            rope_theta=self.theta,
-            rope_parameters={"rope_type": "default", "rope_theta": self.theta},
-            rms_norm_eps=self.epsilon,
-            tie_word_embeddings=True,
-            attention_bias=False,
-            bos_token_id=1,
-            eos_token_id=3,
-            pad_token_id=0,
-        )
+        settings: dict[str, Any] = {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head,
+            "intermediate_size": self.inner,
+            "max_position_embeddings": self.context,
+            "rope_theta": self.theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.theta},
+            "rms_norm_eps": self.epsilon,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "bos_token_id": 1,
+            "eos_token_id": 3,
+            "pad_token_id": 0,
+        }
+        return Qwen3Config(**settings)

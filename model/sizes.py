@@ -1,7 +1,7 @@
 """Size expressions: what a model writes where a kernel needs a number that follows from the sizes of its spec.
 
-A small language model cannot multiply, so a kernel's text says `$(i2*i3)` for the stride 255, and the number is worked
-out when the frame becomes a candidate. Names are extents of canonical axes (`i0`), constants of the spec (`c0`, floats
+A small language model cannot multiply, so a kernel's text says `$(d2*d3)` for the stride 255, and the number is worked
+out when the frame becomes a candidate. Names are extents of canonical axes (`d0`), constants of the spec (`c0`, floats
 that stand alone) and, in launches, knobs (`BLOCK`). Functions: cdiv(a,b) rounds up, min, max, pow2(a) is the next
 power of two.
 """

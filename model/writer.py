@@ -26,8 +26,11 @@ MARK = "kvc.json"
 class Writer(Protocol):
     """`identity` names the weights: it goes into the lock. `knows_frames`: trained on prompts as they are."""
 
-    identity: str
-    knows_frames: bool
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def knows_frames(self) -> bool: ...
 
     def write(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> list[str]:
         """A text for each prompt."""
@@ -44,11 +47,11 @@ class Writer(Protocol):
 
 class SmallWriter:
     """The shipped model or one like it: a folder with model.safetensors (int8) and tokenizer.json. Threads have an
-    engine each and share the weights."""
+    engine each and share the weights. `together`: prompts that are answered side by side (kvc.emitter.Batched)."""
 
     knows_frames = True
 
-    def __init__(self, folder: Path, slots: int = 1) -> None:
+    def __init__(self, folder: Path, together: int = 8) -> None:
         from kvc.model import weights
         from kvc.model.tokenizer import Tokenizer
 
@@ -59,16 +62,18 @@ class SmallWriter:
         self.tokenizer = Tokenizer(folder / "tokenizer.json")
         if len(self.tokenizer) > self.weights.shape.vocabulary:
             raise KvcError("KVC0803", f"{folder}: {len(self.tokenizer)} tokens, but the model has fewer")
-        self.slots = slots
+        self.together = together
         self.identity = self.weights.digest
         self._local = threading.local()
 
-    def _engine(self) -> Any:
+    def _engine(self, slots: int) -> Any:
+        """This thread's engine, for one sequence or for `together`: a cache is 50 MB a sequence."""
         from kvc.model.infer.generate import runner
 
-        if not hasattr(self._local, "engine"):
-            self._local.engine = runner(self.weights, self.slots)
-        return self._local.engine
+        engines: dict[int, Any] = self._local.__dict__.setdefault("engines", {})
+        if slots not in engines:
+            engines[slots] = runner(self.weights, slots)
+        return engines[slots]
 
     def fits(self, prompt: str) -> bool:
         return len(self.tokenizer.prompt(prompt)) < self.weights.shape.context * 3 // 4
@@ -80,7 +85,8 @@ class SmallWriter:
         from kvc.model.infer.generate import generate
 
         tokens = [self.tokenizer.prompt(p) for p in prompts]
-        return [self.tokenizer.decode(a.tokens) for a in generate(self._engine(), tokens, sampling, seeds)]
+        engine = self._engine(1 if len(prompts) == 1 else self.together)
+        return [self.tokenizer.decode(a.tokens) for a in generate(engine, tokens, sampling, seeds)]
 
 
 class TransformersWriter:
@@ -124,14 +130,14 @@ class TransformersWriter:
 
         if not self.knows_frames and self._tokenizer.chat_template:
             messages = [{"role": "user", "content": prompt}]
-            prompt = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            prompt = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         given = self._tokenizer(prompt, return_tensors="pt").to(self._model.device)
         warm = sampling.temperature > 0
         how = {"do_sample": warm, **({"temperature": sampling.temperature, "top_p": sampling.top_p} if warm else {})}
         with self._lock, torch.no_grad():
             torch.manual_seed(seed)
             out = self._model.generate(**given, max_new_tokens=sampling.most, **how)
-        return self._tokenizer.decode(out[0][given.input_ids.shape[1] :], skip_special_tokens=True)
+        return str(self._tokenizer.decode(out[0][given.input_ids.shape[1] :], skip_special_tokens=True))
 
 
 def _identity(name: str, adapter: str) -> str:

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from kvc.kernel import Axis, Expr, Extent, KernelSpec, Load, Order, Over, Reduce, Scan, Scatter, Stmt, transform
 
+#: What canonical axes are called, before their number. No dtype begins with it: an axis i8 would read as one.
+AXIS = "d"
+
 
 def rename(spec: KernelSpec, tensors: dict[str, str], axes: dict[str, str]) -> KernelSpec:
     """The spec under other names; names not in the maps stay. Sizes come in order of first use, unused ones go."""
@@ -69,9 +72,9 @@ def axis_order(spec: KernelSpec) -> list[str]:
 
 
 def canonical(spec: KernelSpec) -> KernelSpec:
-    """The spec with operands a0.., temporaries t0.., outputs y0.. and axes i0.., named `k`."""
+    """The spec with operands a0.., temporaries t0.., outputs y0.. and axes d0.., named `k`."""
     tensors = {o.name: f"a{n}" for n, o in enumerate(spec.inputs)}
     tensors |= {o.name: f"y{n}" for n, o in enumerate(spec.outputs)}
     tensors |= {s.target: f"t{n}" for n, s in enumerate(spec.temps)}
-    axes = {a: f"i{n}" for n, a in enumerate(axis_order(spec))}
+    axes = {a: f"{AXIS}{n}" for n, a in enumerate(axis_order(spec))}
     return replace(rename(spec, tensors, axes), name="k")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kvc.arch import ArchSpec
 from kvc.diagnostics import Diagnostic, KvcError
@@ -141,6 +141,14 @@ class Emitter(Protocol):
     def propose(
         self, task: Task, knobs: tuple[tuple[str, Knob], ...], history: Sequence[Any], seed: int
     ) -> Iterator[Candidate]: ...
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """An emitter that writes for many tasks at once faster than one after another. `prepare` is called once for all the
+    distinct tasks of a model before any `propose`; it changes no candidate, only when it is made."""
+
+    def prepare(self, tasks: Sequence[Task], seed: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc.arch import CDNA, ArchSpec
 from kvc.diagnostics import KvcError
-from kvc.emitter import NUMERICS, Candidate, Emitter, Target, Task, composites, external_emitter
+from kvc.emitter import NUMERICS, Batched, Candidate, Emitter, Target, Task, composites, external_emitter
 from kvc.kernel import KernelSpec
 from kvc.logs import tell
 from kvc.patterns import match, why_not
@@ -179,12 +179,15 @@ def translate_kernels(
     """An artifact for each distinct kernel, worked out on `options.jobs` threads (each drives a worker process).
     Raises KVC0401 or NotVerified for the first kernel, in plan order, that has none."""
     emitters = emitters_for(target, options.emitters)
+    tasks = [Task(spec, arch, options.numerics) for spec in plan.kernels]
+    if isinstance(emitters[0], Batched):
+        emitters[0].prepare(tasks, bench.seed)
 
     def one(index: int) -> tuple[Artifact | None, list[Attempt]]:
         spec = plan.kernels[index]
         listen("kernel", {"index": index, "name": spec.name, "state": "start"})
         started = time.monotonic()
-        artifact, attempts = solve(Task(spec, arch, options.numerics), target, bench, store, emitters)
+        artifact, attempts = solve(tasks[index], target, bench, store, emitters)
         state = "verified" if artifact is not None else "rejected"
         tell("verdicts", lambda: f"{spec.name}: {attempts_text(attempts)}")
         if artifact is not None:

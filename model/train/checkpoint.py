@@ -1,4 +1,8 @@
-"""Checkpoints in shards of a few MiB: plain bytes and an index with digests, written whole or not at all."""
+"""Checkpoints in shards of a few MiB: plain bytes and an index with digests, written whole or not at all.
+
+Shards are named by their digest and the index is replaced last, so that a run that is killed while it saves still has
+the checkpoint before.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,16 @@ def save(folder: Path, arrays: Mapping[str, np.ndarray], state: dict[str, Any], 
     """Write arrays in shards below `limit` bytes and, last, the index with `state` (JSON-able)."""
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Any]] = []
-    stream, names = bytearray(), []
+    stream = bytearray()
+    names: list[list[Any]] = []
     kept = [(name, np.ascontiguousarray(a)) for name, a in arrays.items()]
 
     def flush() -> None:
         if names:
-            file = f"shard-{len(shards):03d}.bin"
+            digest = hashlib.sha256(stream).hexdigest()
+            file = f"shard-{len(shards):03d}-{digest[:8]}.bin"
             _write(folder / file, bytes(stream))
-            shards.append({"file": file, "sha256": hashlib.sha256(stream).hexdigest(), "arrays": list(names)})
+            shards.append({"file": file, "sha256": digest, "arrays": list(names)})
             stream.clear()
             names.clear()
 
@@ -42,6 +48,8 @@ def save(folder: Path, arrays: Mapping[str, np.ndarray], state: dict[str, Any], 
             stream += piece
     flush()
     _write(folder / INDEX, json.dumps({"shards": shards, "state": state}).encode())
+    for stale in set(folder.glob("shard-*.bin")) - {folder / s["file"] for s in shards}:
+        stale.unlink()
 
 
 def _write(path: Path, data: bytes) -> None:

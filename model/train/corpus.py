@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from kvc.model.dataset import Example
+from kvc.model.prompt import without_setting
 from kvc.model.tokenizer import EOS, PAD, Tokenizer
 
 BUCKETS = (384, 640, 1024, 1536, 2560, 4096)
@@ -51,6 +52,8 @@ class Corpus:
 
 #: How often an example is drawn against a "best" one of its rank.
 RANK_WEIGHT = {"best": 1.0, "good": 0.6, "any": 0.4}
+#: ... and a prompt that leaves the choice among many open.
+OPEN_WEIGHT = 0.1
 
 
 def tokenise(examples: Iterable[Example], tokenizer: Tokenizer, longest: int = BUCKETS[-1]) -> Corpus:
@@ -69,16 +72,21 @@ def tokenise(examples: Iterable[Example], tokenizer: Tokenizer, longest: int = B
                 }  # fmt: skip
             continue
         answer = [*tokenizer.encode(e.answer), EOS]
-        prompts = [e.prompt, *e.more]
-        for text in prompts:
+        weight = RANK_WEIGHT[e.rank]
+        drawn = {text: weight * 0.5 / len(e.more) for text in e.more} | {e.prompt: weight}
+        if e.rank != "best":  # and now and then the choice is left open, so that it can be sampled
+            drawn[without_setting(e.prompt)] = OPEN_WEIGHT
+        for text, share in drawn.items():
             prompt = tokenizer.prompt(text)
             if len(prompt) + len(answer) <= longest:
                 tokens.append(np.array(prompt + answer, np.uint16))
                 answers.append(len(prompt))
-                weights.append(RANK_WEIGHT[e.rank] * (1.0 if text is e.prompt else 0.5 / max(len(e.more), 1)))
+                weights.append(share)
     starts = np.concatenate([[0], np.cumsum([len(t) for t in tokens])]).astype(np.int64)
     flat = np.concatenate(tokens) if tokens else np.zeros(0, np.uint16)
-    return Corpus(flat, starts, np.array(answers, np.int32), np.array(weights, np.float32), list(held.values()))
+    return Corpus(
+        flat, starts, np.array(answers, np.int32), np.array(weights, np.float32), [held[k] for k in sorted(held)]
+    )
 
 
 @dataclass(frozen=True)

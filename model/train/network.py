@@ -73,19 +73,26 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp["down_proj"](gated))
 
 
+class Stem(nn.Module):
+    """Embedding, blocks and the last norm, under the names that Qwen3 checkpoints have."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.layers = nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers))
+        self.norm = Norm(shape.hidden, shape.epsilon)
+
+
 class Decoder(nn.Module):
     """Logits [batch, time, vocabulary] of tokens [batch, time]. `dropout`: of what each half-layer adds."""
+
+    cosine: Tensor
+    sine: Tensor
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": nn.Embedding(shape.vocabulary, shape.hidden),
-                "layers": nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers)),
-                "norm": Norm(shape.hidden, shape.epsilon),
-            }
-        )
+        self.model = Stem(shape, dropout)
         half = torch.arange(0, shape.head, 2, dtype=torch.float64) / shape.head
         angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), shape.theta**-half)
         self.register_buffer("cosine", angles.cos().float(), persistent=False)
@@ -96,17 +103,19 @@ class Decoder(nn.Module):
                 nn.init.normal_(p, 0.0, 0.02 * deep)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None, at: int = 0) -> Tensor:
-        x = self.model["embed_tokens"](tokens)
+        x = self.model.embed_tokens(tokens)
         time = tokens.shape[1]
         cosine, sine = (t[at : at + time].to(x.dtype) for t in (self.cosine, self.sine))
-        for n, block in enumerate(self.model["layers"]):  # type: ignore[arg-type]
-            x = block(x, cosine, sine, cache[n] if cache is not None else None, at)
-        return F.linear(self.model["norm"](x), self.model["embed_tokens"].weight)
+        for n, block in enumerate(self.model.layers):
+            # With a cache by its method, which is never the compiled one: every step is a shape of its own.
+            run = block if cache is None else block.forward
+            x = run(x, cosine, sine, cache[n] if cache is not None else None, at)
+        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
     def compile_blocks(self) -> None:
         """Compile one block; all share its code, so that each new shape costs seconds, not a minute."""
         torch._dynamo.config.recompile_limit = 64
-        for block in self.model["layers"]:  # type: ignore[union-attr]
+        for block in self.model.layers:
             block.compile(dynamic=False)
 
     def new_cache(self, batch: int, time: int, dtype: torch.dtype) -> Cache:

@@ -37,7 +37,11 @@ class Run:
     resume: Path | None = None
     answers: int = 0
     device: str = "cuda"
-    keep: int = 0  # steps between checkpoints to go on from, a multiple of 50 (0: only the end)
+    keep: float = 0.0  # seconds between checkpoints to go on from (0: only the end, without moments)
+    state: Path | None = None  # where those go (None: out/checkpoint)
+    probe: float = 0.0  # seconds between calls of `probing` (0: none)
+    probing: Callable[[Decoder, int], None] | None = None
+    log: Path | None = None  # a file of its own for the log, without TensorBoard (None: out/log.jsonl)
 
 
 def steps_of(run: Run) -> int:
@@ -69,10 +73,11 @@ def train(run: Run, say: Callable[[str], None] = print) -> Decoder:
     torch.set_float32_matmul_precision("high")
     network = Decoder(recipe.shape, sft.dropout).to(run.device)
     optimise = optimiser(network, sft)
-    step = _resume(run, network, optimise)
-    total, started = steps_of(run), time.monotonic()
+    step, behind = _resume(run, network, optimise)
+    total, started = steps_of(run), time.monotonic() - behind * run.seconds
     run.out.mkdir(parents=True, exist_ok=True)
-    log = _Log(run.out / "log.jsonl", say)
+    log = Log(run.log or run.out / "log.jsonl", say, board=run.log is None)
+    kept = probed = behind * run.seconds
     stream = _prefetched(run, step)
     if run.device == "cuda":
         network.compile_blocks()
@@ -93,11 +98,15 @@ def train(run: Run, say: Callable[[str], None] = print) -> Decoder:
         optimise.zero_grad(set_to_none=True)
         step, seen = step + 1, seen + tokens.numel()
         if step % 50 == 0 or step == total:
-            if run.keep and step % run.keep == 0:
-                save(run.out / "checkpoint", network, optimise, step, recipe)
             log.add(step=step, of=total, loss=round(loss.item(), 4), seconds=round(time.monotonic() - started, 1),
                     tokens=seen, rate=optimise.param_groups[0]["lr"],
                     gib=round(torch.cuda.max_memory_allocated() / 2**30, 2) if run.device == "cuda" else 0)  # fmt: skip
+        if run.keep and elapsed - kept >= run.keep:
+            kept = elapsed
+            save(run.state or run.out / "checkpoint", network, optimise, step, recipe, progress)
+        if run.probing is not None and run.probe and elapsed - probed >= run.probe:
+            probed = elapsed
+            run.probing(network, step)
     _finish(run, network, optimise, step, log)
     return network
 
@@ -126,16 +135,17 @@ def _prefetched(run: Run, step: int) -> Iterator[tuple[torch.Tensor, torch.Tenso
         yield tokens.to(run.device, non_blocking=True), targets.to(run.device, non_blocking=True)
 
 
-class _Log:
+class Log:
     """Lines of JSON, and TensorBoard where it is installed."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None], board: bool = True) -> None:
         self._path, self._say = path, say
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            self._board = None
-        else:
+        self._board: Any = None
+        if board:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
             self._board = SummaryWriter(str(path.parent / "board"))
 
     def add(self, **row: Any) -> None:
@@ -150,7 +160,9 @@ def tensors_of(network: Decoder) -> dict[str, np.ndarray]:
     return {n: p.detach().float().cpu().numpy() for n, p in network.named_parameters()}
 
 
-def save(folder: Path, network: Decoder, optimise: torch.optim.AdamW | None, step: int, recipe: Recipe) -> None:
+def save(
+    folder: Path, network: Decoder, optimise: torch.optim.AdamW | None, step: int, recipe: Recipe, progress: float = 1.0
+) -> None:
     """Checkpoint: with an optimiser float32 weights and moments, to go on from; without one float16 weights, the end of
     a run."""
     arrays = tensors_of(network)
@@ -161,13 +173,15 @@ def save(folder: Path, network: Decoder, optimise: torch.optim.AdamW | None, ste
         for p, state in optimise.state.items():
             for key in ("exp_avg", "exp_avg_sq"):
                 arrays[f"{key}/{names[id(p)]}"] = state[key].detach().float().cpu().numpy()
-    checkpoint.save(folder, arrays, {"step": step, "shape": recipe.shape.to_json(), "recipe": recipe.name})
+    checkpoint.save(folder, arrays, {"step": step, "shape": recipe.shape.to_json(), "recipe": recipe.name,
+                                   "progress": progress})  # fmt: skip
 
 
-def _resume(run: Run, network: Decoder, optimise: torch.optim.AdamW) -> int:
-    """The step at which to go on; 0 for a new run."""
+def _resume(run: Run, network: Decoder, optimise: torch.optim.AdamW) -> tuple[int, float]:
+    """The step at which to go on and how far the schedule was (0 to 1); 0 for a new run. A run that had ended begins
+    a schedule of its own."""
     if run.resume is None:
-        return 0
+        return 0, 0.0
     arrays, state = checkpoint.load(run.resume)
     step = int(state["step"])
     with torch.no_grad():
@@ -176,10 +190,11 @@ def _resume(run: Run, network: Decoder, optimise: torch.optim.AdamW) -> int:
             if f"exp_avg/{name}" in arrays:
                 moments = {k: torch.from_numpy(arrays[f"{k}/{name}"].copy()).to(p) for k in ("exp_avg", "exp_avg_sq")}
                 optimise.state[p] = {"step": torch.tensor(float(step), device=p.device), **moments}
-    return step
+    behind = float(state.get("progress", 1.0))
+    return step, behind if behind < 1.0 else 0.0
 
 
-def _finish(run: Run, network: Decoder, optimise: torch.optim.AdamW, step: int, log: _Log) -> None:
+def _finish(run: Run, network: Decoder, optimise: torch.optim.AdamW, step: int, log: Log) -> None:
     """Weights for inference, the checkpoint, and answers to held-out prompts."""
     files.save(files.from_float(run.recipe.shape, tensors_of(network)), run.out / "model.safetensors")
     (run.out / "tokenizer.json").write_text(run.tokenizer.read_text(encoding="utf-8"), encoding="utf-8")
@@ -191,12 +206,20 @@ def _finish(run: Run, network: Decoder, optimise: torch.optim.AdamW, step: int, 
         log.add(answers=len(rows), seconds=round(time.monotonic() - started, 1))
 
 
-def answers(network: Decoder, corpus: Corpus, tokenizer: Tokenizer, count: int, batch: int = 256) -> Iterator[dict]:
-    """Greedy answers to the first `count` held-out prompts, in batches of like length."""
-    rows = sorted(corpus.heldout[:count], key=lambda r: len(r["prompt"]))  # type: ignore[arg-type]
-    for start in range(0, len(rows), batch):
-        some = rows[start : start + batch]
-        written = sample(network, [r["prompt"] for r in some], 2048, EOS)  # type: ignore[misc]
-        for row, tokens in zip(some, written, strict=True):
-            kept = {k: v for k, v in row.items() if k not in ("prompt", "answer")}
-            yield {**kept, "text": tokenizer.decode(tokens), "tokens": len(tokens)}
+def answers(
+    network: Decoder, corpus: Corpus, tokenizer: Tokenizer, count: int, batch: int = 256, samples: int = 0,
+    temperature: float = 0.6, most: int = 2048,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Answers to the first `count` held-out prompts, in batches of like length: a greedy one each (`sample` 0), then
+    `samples` drawn ones (1, 2, ...)."""
+    rows: list[dict[str, Any]] = sorted(corpus.heldout[:count], key=lambda r: len(r["prompt"]))  # type: ignore[arg-type]
+    generator = torch.Generator(network.cosine.device)
+    generator.manual_seed(0)
+    for number in range(samples + 1):
+        for start in range(0, len(rows), batch):
+            some = rows[start : start + batch]
+            warm = temperature if number else 0.0
+            written = sample(network, [r["prompt"] for r in some], most, EOS, warm, generator)
+            for row, tokens in zip(some, written, strict=True):
+                kept = {k: v for k, v in row.items() if k not in ("prompt", "answer")}
+                yield {**kept, "sample": number, "text": tokenizer.decode(tokens), "tokens": len(tokens)}

@@ -97,8 +97,8 @@ def test_symbolic_sizes_are_left_to_the_rules() -> None:
             [
                 "rows\n",
                 "run fused(a0,y0) ",
-                "$cdiv(i0,",
-                "$(i1",
+                "$cdiv(d0,",
+                "$(d1",
                 ")",
                 "4 block 64",
                 "\n\n",
@@ -106,7 +106,7 @@ def test_symbolic_sizes_are_left_to_the_rules() -> None:
                 "set A=1\n",
                 'extern "C" __global__ void fused() {}',
                 "scratch t f32 8\n",
-                "lds $i0",
+                "lds $d0",
                 "`",
                 "$",
                 "\x00",
@@ -135,3 +135,24 @@ def test_the_example_that_other_models_are_shown_is_right(target: str, bench: Be
 def test_missing_weights_are_an_error_with_a_way_out(tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(KvcError, match="KVC0101"):
         SmallWriter(tmp_path)
+
+
+def test_first_answers_to_all_specs_of_a_model_are_written_in_one_call(bench: Bench) -> None:
+    calls: list[int] = []
+
+    class Side(Recorded):
+        together = 4
+
+        def write(self, prompts, sampling, seeds):  # type: ignore[no-untyped-def]
+            calls.append(len(prompts))
+            return [right if p.startswith("hip") and "d0=6" in p else "no kernel" for p in prompts]
+
+    specs = [parse_kernel(SPEC), parse_kernel(SPEC.replace("r=6", "r=9"))]
+    tasks = [Task(s, arch("gfx942")) for s in specs]
+    right = answer(tasks[0], "hip")
+    model = ModelEmitter("model", "hip", Side(()), Budget(turns=2))
+    model.prepare(tasks, 0)
+    assert calls == [2]
+    assert isinstance(next(iter(model.propose(tasks[0], (), [], 0))), Candidate) and calls == [2]
+    made = list(model.propose(tasks[1], (), [], 0))
+    assert [isinstance(m, Rejected) for m in made] == [True, True] and calls == [2, 1]

@@ -2,10 +2,12 @@
 
 import pytest
 from kvc.arch import arch
+from kvc.canonical import AXIS, canonical
+from kvc.dtypes import DTYPES
 from kvc.emitter import Candidate, Emitter, Origin, Task, targets
 from kvc.model.frame import assemble, parse
 from kvc.model.lift import emit, is_exact, lift
-from kvc.model.prompt import Asked, Tried, prompt
+from kvc.model.prompt import Asked, Tried, prompt, setting, without_setting
 from kvc.model.sizes import NotAFrame
 from kvc.text import parse_kernel
 
@@ -104,10 +106,10 @@ BROKEN = {
     "unknown operand": 'rows\nrun fused(a7,y0) 4 block 64\n\nextern "C" __global__ void fused() {}\n',
     "unknown size": 'rows\nrun fused(a0,y0) $i77 block 64\n\nextern "C" __global__ void fused() {}\n',
     "unknown helper": 'rows\nrun fused(a0,y0) 4 block 64\nuse magic\n\nextern "C" __global__ void fused() {}\n',
-    "division by zero": 'rows\nrun fused(a0,y0) $cdiv(i0,0) block 64\n\nextern "C" __global__ void fused() {}\n',
-    "huge": 'rows\nrun fused(a0,y0) $(i1*99999999999999*i1) block 64\n\nextern "C" __global__ void fused() {}\n',
-    "open parenthesis": 'rows\nrun fused(a0,y0) 4 block 64\n\nextern "C" __global__ void fused() { $(i0 }\n',
-    "no kernel": "rows\nrun fused(a0,y0) 4 block 64\n\nint x = $i0;\n",
+    "division by zero": 'rows\nrun fused(a0,y0) $cdiv(d0,0) block 64\n\nextern "C" __global__ void fused() {}\n',
+    "huge": 'rows\nrun fused(a0,y0) $(d1*99999999999999*d1) block 64\n\nextern "C" __global__ void fused() {}\n',
+    "open parenthesis": 'rows\nrun fused(a0,y0) 4 block 64\n\nextern "C" __global__ void fused() { $(d0 }\n',
+    "no kernel": "rows\nrun fused(a0,y0) 4 block 64\n\nint x = $d0;\n",
     "no block": 'rows\nrun fused(a0,y0) 4\n\nextern "C" __global__ void fused() {}\n',
 }
 
@@ -117,3 +119,36 @@ def test_whatever_is_no_frame_is_said_to_be_none(text: str) -> None:
     asked = Asked(Task(parse_kernel(SPECS["softmax"]), arch("gfx942")))
     with pytest.raises(NotAFrame):
         assemble(parse(text), asked, "hip", Origin("model", "1"))
+
+
+def test_no_canonical_axis_is_called_like_a_dtype() -> None:
+    names = [f"axis{n}" for n in range(70)]
+    dims = ",".join(f"{n}=1" for n in names)
+    spec = parse_kernel(
+        f"kernel k(x: f32[{dims}]) -> (y: f32[{','.join(names)}]) {{\n  y[{','.join(names)}] = x[{','.join(names)}]\n}}"
+    )
+    axes = [s.name for s in canonical(spec).sizes]
+    assert len(axes) == 70
+    for dtype in DTYPES:
+        assert dtype not in axes and not dtype.startswith(AXIS)
+
+
+def test_an_offset_that_a_literal_and_a_stride_make_is_their_product() -> None:
+    text = """
+        kernel last(x: f32[a=5,b=101,c=3] strides(3,15,1)) -> (y: f32[a,c]) {
+          y[a,c] = x[a,100,c]
+        }"""
+    asked = Asked(Task(parse_kernel(text), arch("gfx942")))
+    for rule in targets()["hip"].emitters():
+        if rule.supports(asked.canonical_task).ok:
+            made = emit(asked, rule, rule.space(asked.canonical_task).default)
+            assert made is not None
+            answer = lift(made, rule).answer
+            assert "1500" not in answer and "$(100*15" in answer
+
+
+def test_a_prompt_may_ask_for_a_setting_and_leave_it_open() -> None:
+    asked = Asked(Task(parse_kernel(SPECS["softmax"]), arch("gfx942")))
+    wanted = prompt(asked, "hip", rank="good", wanted=setting("row_reduction", (("BLOCK", 256), ("WIDTH", 1))))
+    assert wanted.endswith("with row_reduction BLOCK=256 WIDTH=1\n")
+    assert without_setting(wanted) == prompt(asked, "hip", rank="good")

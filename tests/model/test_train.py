@@ -24,8 +24,8 @@ RECIPES = Path(__file__).parents[2] / "model" / "recipes"
 
 
 def example(n: int, split: str = "train") -> Example:
-    prompt = f"hip gfx942 strict best\n(a0:f32[i0={n}]) -> (y0:f32[i0])\ny0[i0] = a0[i0] + {n}.0\n"
-    answer = f"pointwise\nrun fused(a0,y0) $cdiv(i0,256) block 256\n\ny0[i] = a0[i] + {n}.0f;\n"
+    prompt = f"hip gfx942 strict best\n(a0:f32[d0={n}]) -> (y0:f32[d0])\ny0[d0] = a0[d0] + {n}.0\n"
+    answer = f"pointwise\nrun fused(a0,y0) $cdiv(d0,256) block 256\n\ny0[i] = a0[i] + {n}.0f;\n"
     return Example(prompt, answer, "hip", "gfx942", split, "best", "r", "pointwise/plain", f"h{n}", "s", "", "[]", 1)
 
 
@@ -83,7 +83,7 @@ def test_checkpoint_shards_are_small_and_damage_is_seen(tmp_path: Path) -> None:
     assert state == {"step": 7}
     for name, array in arrays.items():
         np.testing.assert_array_equal(loaded[name], array)
-    shard = tmp_path / "shard-001.bin"
+    (shard,) = tmp_path.glob("shard-001-*.bin")
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     with pytest.raises(KvcError, match="KVC0804"):
         checkpoint.load(tmp_path)
