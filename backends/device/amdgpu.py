@@ -61,7 +61,7 @@ class AmdGpuExecutor(DeviceExecutor):
     offers less than its row in `arch.py` says."""
 
     name = "amdgpu"
-    devices = ("/dev/kfd", "/dev/dri")  # what a confined worker needs of /dev
+    device_nodes = ("/dev/kfd", "/dev/dri")  # what a confined worker needs of /dev
     api = HIP_API
 
     def _device_facts(self, driver: Driver, device: int) -> DeviceFacts:

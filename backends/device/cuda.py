@@ -60,7 +60,7 @@ class CudaExecutor(DeviceExecutor):
     """Runs cubins (or PTX text, which the driver compiles). What it sees never counts as evidence for a gfx kernel."""
 
     name = "cuda"
-    devices = ("/dev/nvidia*",)  # what a confined worker needs of /dev
+    device_nodes = ("/dev/nvidia*",)  # what a confined worker needs of /dev
     api = CUDA_API
 
     def __init__(self, libraries: Sequence[str] = (), arch: ArchSpec | None = None) -> None:

@@ -255,7 +255,7 @@ def _devices_of(executor: str) -> tuple[str, ...]:
     ready = getattr(kind, "make_ready", None)
     if ready is not None:
         ready()
-    return tuple(getattr(kind, "devices", ()))
+    return tuple(getattr(kind, "device_nodes", ()))
 
 
 T = TypeVar("T")
