@@ -154,11 +154,13 @@ class Batched(Protocol):
 @dataclass(frozen=True)
 class Composite:
     """A pattern of several reductions that a target writes as one kernel, for partition to form: its name
-    ("attention"), the storage types of its operands, and the longest head (elements) that fits."""
+    ("attention"), the storage types of its operands, the longest head (elements) that fits, and whether the weights
+    must be rounded to such a type before the second product."""
 
     name: str
     dtypes: frozenset[str]
     longest: int
+    rounded: bool = False
 
 
 def composites(target: Target) -> tuple[Composite, ...]:

@@ -15,7 +15,7 @@ class HipTarget:
 
     name = "hip"
     suffix = ".hip"
-    composites = (Composite("attention", frozenset({"f16", "bf16"}), 128),)
+    composites = (Composite("attention", frozenset({"f16", "bf16"}), 128, rounded=True),)
 
     def emitters(self) -> Sequence[Emitter]:
         """Specific schedules first; the last one writes any spec."""

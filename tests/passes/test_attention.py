@@ -40,10 +40,20 @@ def cuts(kind: str, composites: tuple[Composite, ...]) -> list[KernelSpec]:
         ("bf16", (), 4),
         ("f32", ATTENTION, 4),
         ("bf16", (Composite("attention", frozenset({"bf16"}), 4),), 4),
+        ("bf16", (Composite("attention", frozenset({"bf16"}), 128, rounded=True),), 2),
     ],
 )
 def test_formed_where_the_target_has_it(kind: str, composites: tuple[Composite, ...], kernels: int) -> None:
     assert len(cuts(kind, composites)) == kernels
+
+
+def test_weights_that_are_not_rounded_are_not_joined_where_they_must_be() -> None:
+    text = WHOLE.format(kind="bf16").replace("p: bf16[b,m,n]", "p: f32[b,m,n]")
+    counts = [
+        len([p for p in partition(parse_kernel(text), composites=(c,)) if isinstance(p, Cut)])
+        for c in (ATTENTION[0], Composite("attention", frozenset({"bf16"}), 128, rounded=True))
+    ]
+    assert counts[0] < counts[1]
 
 
 def test_meaning_is_kept() -> None:

@@ -419,6 +419,8 @@ class Fusion:
         kinds = {spec.dtype_of(load.tensor).name for x in (found.q, found.k, found.v) for load in loads(x)}
         if not kinds <= composite.dtypes or max(points(spec, found.d), points(spec, found.e)) > composite.longest:
             return False
+        if composite.rounded and (found.weight is None or {found.weight.name} != kinds):
+            return False
         first = min(groups)
         for g in groups:
             del self.groups[g]
