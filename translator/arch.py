@@ -69,6 +69,9 @@ def _mfma(dtype: str, m: int, k: int, builtin: str, cycles: int) -> MatrixShape:
 _F32 = (_mfma("f32", 32, 2, "32x32x2f32", 64), _mfma("f32", 16, 4, "16x16x4f32", 32))
 _F16 = (_mfma("f16", 32, 8, "32x32x8f16", 32), _mfma("f16", 16, 16, "16x16x16f16", 16))
 _BF16_1K = (_mfma("bf16", 32, 8, "32x32x8bf16_1k", 32), _mfma("bf16", 16, 16, "16x16x16bf16_1k", 16))
+# CDNA 2 takes twice the passes of CDNA 3 for 16-bit operands.
+_F16_GFX90A = (_mfma("f16", 32, 8, "32x32x8f16", 64), _mfma("f16", 16, 16, "16x16x16f16", 32))
+_BF16_GFX90A = (_mfma("bf16", 32, 8, "32x32x8bf16_1k", 64), _mfma("bf16", 16, 16, "16x16x16bf16_1k", 32))
 _F16_GFX950 = (_mfma("f16", 32, 16, "32x32x16_f16", 32), _mfma("f16", 16, 32, "16x16x32_f16", 16))
 _BF16_GFX950 = (_mfma("bf16", 32, 16, "32x32x16_bf16", 32), _mfma("bf16", 16, 32, "16x16x32_bf16", 16))
 
@@ -80,7 +83,7 @@ ARCHS: dict[str, ArchSpec] = {
             "gfx90a", "MI210, MI250, MI250X", "amd", 64, 65536, 32, 512, 102, 1024, 8, 4, 104, 1.7, 1638.0,
             8 << 20, 128, "none",
             (("f64", 47.9), ("f32", 47.9), ("f32_vector", 23.9), ("f16", 191.5), ("bf16", 191.5)),
-            _F32 + _F16 + _BF16_1K, (4,),
+            _F32 + _F16_GFX90A + _BF16_GFX90A, (4,),
         ),
         ArchSpec(
             "gfx942", "MI300A, MI300X, MI325X", "amd", 64, 65536, 32, 512, 102, 1024, 8, 4, 304, 2.1, 5300.0,
