@@ -23,7 +23,7 @@ from kvc.simulator.executor import SimExecutor
 from kvc.simulator.machine import SimOptions
 from kvc.verify.buffers import bind, launch_plans, outputs_of
 from kvc.verify.compare import compare
-from kvc.verify.oracle import Examiner
+from kvc.verify.oracle import Examiner, Reference
 
 from tests.adversarial.faults import Fault
 from tests.adversarial.local import MAX_INSTRUCTIONS
@@ -170,14 +170,14 @@ def _of_the_results(subject: Subject, compiled: Compiled) -> Reason:
     return Reason("", f"largest error {worst:.2f} of what the working dtype makes")
 
 
-def _against_eager(subject: Subject, buffers: dict, reference: object, examiner: Examiner) -> float | None:
+def _against_eager(subject: Subject, buffers: dict, reference: Reference, examiner: Examiner) -> float | None:
     """The largest error in units of the permitted one without the factor of two; None where it is not permitted."""
     spec = subject.spec
     got = outputs_of(spec, buffers)
     worst = 0.0
     for out in spec.outputs:
         parts = (getattr(reference, field)[out.name] for field in ("oracle", "working", "probe"))
-        result = compare(out.name, out.dtype, got[out.name], *parts, growth=examiner.growth)
+        result = compare(out.name, out.dtype, got[out.name], *parts, growth=examiner.growth_on(reference.name))
         if result.diagnostic is not None:
             return None
         floor = result.error.allowed - 2.0 * result.error.working

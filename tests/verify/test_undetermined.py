@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,3 +101,23 @@ def test_what_overflows_one_way_may_not(text: str) -> None:
 
     verdict = verdict_of(text, change)
     assert isinstance(verdict, Rejected) and verdict.diagnostic.code == "KVC0706"
+
+
+LINES = """kernel lines(x: f32[n=4,k=1021]) -> (y: f32[n]) {
+  y[n] = sum(k) x[n,k]
+}"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_roundings_of_equal_terms_add_up(seed: int) -> None:
+    """Adding one after the other, as a lane does, is right on rows of one value too."""
+
+    def in_turn(spec, buffers: Buffers, seed: int) -> None:
+        x = inputs_of(spec, buffers)["x"]
+        total = torch.zeros(4)
+        for k in range(x.shape[1]):
+            total = total + x[:, k]
+        store(spec, buffers, {"y": total})
+
+    candidate, bench = bench_for(LINES, in_turn)
+    assert isinstance(judge(candidate, replace(bench, seed=seed)), Verified)

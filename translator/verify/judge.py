@@ -271,7 +271,7 @@ def _compare(candidate: Candidate, execution: Execution, reference: Reference, e
     def compared(out: Operand, result: torch.Tensor) -> Comparison:
         return compare(
             out.name, out.dtype, result, oracle[out.name], working[out.name], reference.probe[out.name],
-            growth=examiner.growth, input_set=reference.name,
+            growth=examiner.growth_on(reference.name), input_set=reference.name,
             overflowing=lambda: examiner.overflowing(reference)[out.name],
         )  # fmt: skip
 

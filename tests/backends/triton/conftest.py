@@ -32,7 +32,7 @@ def problems(candidate: Candidate, examiner: Examiner, sets: tuple[str, ...]) ->
         for out in spec.outputs:
             result = compare(
                 out.name, out.dtype, got[out.name], reference.oracle[out.name], reference.working[out.name],
-                reference.probe[out.name], growth=examiner.growth, input_set=name,
+                reference.probe[out.name], growth=examiner.growth_on(name), input_set=name,
             )  # fmt: skip
             if result.diagnostic is not None:
                 found.append(str(result.diagnostic))
