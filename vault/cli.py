@@ -125,6 +125,68 @@ def build(
         raise typer.Exit(NOT_VERIFIED)
 
 
+@app.command("import")
+@guarded
+def import_(
+    source: Annotated[Path, typer.Argument(help="Folder, .parquet, .jsonl or .json of someone else's kernels.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the shards and of import.jsonl.")],
+    arch: ArchOpt = DEFAULT_ARCH,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Kernels to take, 0 for all.")] = 0,
+    licence: Annotated[str, typer.Option("--licence", help="SPDX licence, where rows name none.")] = "unknown",
+    numerics: NumericsOpt = Numerics.strict,
+    jobs: JobsOpt = 2,
+    seed: SeedOpt = 0,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Judge the kernels of another corpus: each is verified, rejected, or said why it cannot be judged."""
+    from itertools import islice
+
+    from kvc.vault.foreign import read
+    from kvc.vault.importing import REPORT, Settings, import_rows
+
+    console = console_for(as_json, quiet)
+    found = read(source, licence)
+    result = import_rows(
+        islice(found, count) if count else found, out, Settings("hip", arch, numerics.value, seed=seed), jobs,
+        lambda r: console.note(f"{r.rows} kernels") if r.rows % 20 == 0 else None,
+    )  # fmt: skip
+    if as_json:
+        print_json({"ok": True, **result.to_json()})
+        return
+    for outcome, number in result.outcomes.most_common():
+        console.say(f"{number:6} {outcome}")
+    for reason, number in result.reasons.most_common(12):
+        console.say(f"{number:10} {reason}")
+    console.say(f"each kernel's outcome: {out / REPORT}")
+
+
+@app.command()
+@guarded
+def qa(
+    source: Annotated[Path, typer.Option("--source", help="Checkout of a ROCm library.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of JSON lines.")],
+    include: Annotated[
+        list[Path] | None, typer.Option("--include", "-I", help="Folder of headers that it includes (HIP's); repeatable.")
+    ] = None,
+    licence: Annotated[str, typer.Option("--licence", help="SPDX licence, instead of that of its licence file.")] = "",
+    commit: Annotated[str, typer.Option("--commit", help="Revision to cite, where the folder is no git checkout.")] = "",
+    as_json: JsonOpt = False,
+) -> None:
+    """Write question-answer records from a ROCm library's headers, samples and documentation."""
+    from kvc.vault.qa import REPORT, make
+
+    result = make(source, out, include or (), licence, commit)
+    if as_json:
+        print_json({"ok": True, **result})
+        return
+    kinds = ", ".join(f"{number} {kind}" for kind, number in result["kinds"].items())
+    console_for(False, False).say(
+        f"{result['pairs']} pairs of {result['library']} ({result['licence']}): {kinds}\n"
+        f"{sum(result['dropped'].values())} left out: {out.parent / REPORT}"
+    )
+
+
 @app.command()
 @guarded
 def stats(

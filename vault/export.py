@@ -65,6 +65,8 @@ def rl(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
             "pytorch_module_code": record.reference,
             "pytorch_functional_code": record.functional,
             "spec": record.spec_text,
+            "launches": json.loads(record.launches),
+            "workspace": json.loads(record.workspace),
             "atol": kind.atol,
             "rtol": kind.rtol,
             "compile_timeout_s": COMPILE_TIMEOUT_S,

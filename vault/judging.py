@@ -211,6 +211,10 @@ class Worker:
             row.update(parent=parent["id"], baseline_us=start)
         return {"rows": kept, "crashes": [[item.spec_text, *c] for c in offered.crashes], "seconds": dict(seconds)}
 
+    def judged(self, candidates: list[Candidate], item: Item, seconds: dict[str, float]) -> list[dict[str, Any]]:
+        """Rows of candidates for one spec that came from elsewhere."""
+        return self._judge_all(candidates, item, self._examiner(candidates[0].task.spec, seconds), seconds)
+
     def _examiner(self, spec: KernelSpec, seconds: dict[str, float]) -> Examiner:
         started = time.perf_counter()
         examiner = Examiner(spec, self.settings.seed)
