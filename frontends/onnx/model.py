@@ -175,9 +175,9 @@ def build(model: onnx.ModelProto, file: str, inputs: Mapping[str, Any]) -> OnnxM
     walk.graph(model.graph, {name: name for name in walk.values}, "", {})
     outputs = tuple(o.name for o in model.graph.output)
     for name in outputs:
-        value = walk.values[name]
-        if isinstance(value, Static):
-            module.constant(value)  # its buffer is there before anything is traced
+        result = walk.values[name]
+        if isinstance(result, Static):
+            module.constant(result)  # its buffer is there before anything is traced
     needed = {n for step in walk.steps for n in step.inputs} | set(outputs)
     kept = {n: v for n, v in walk.values.items() if n in needed and v is not None and is_known(v)}
     module.program = Program(walk.steps, kept, walk.peeked, outputs)

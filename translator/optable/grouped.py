@@ -45,8 +45,8 @@ def grouped_mm(
     if offs is None:
         if input.rank != 3 or weight.rank != 3:
             raise unsupported("a grouped product without offsets")
-        g, m, n, kk = k.axis(input.shape[0], "g"), k.axis(input.shape[1], "m"), k.axis(weight.shape[2], "n")
-        kk = k.axis(input.shape[2], "k")
+        g, m = k.axis(input.shape[0], "g"), k.axis(input.shape[1], "m")
+        n, kk = k.axis(weight.shape[2], "n"), k.axis(input.shape[2], "k")
         total = k.define(input.dtype.compute, (g, m, n), input[g, m, kk] * weight[g, kk, n], k.sum(kk))
         return k.round(total, result)
     m, n, kk = k.axis(input.shape[-2], "m"), k.axis(weight.shape[-1], "n"), k.axis(input.shape[-1], "k")
@@ -234,6 +234,7 @@ def embedding_bag_backward(
     bags, count = grad.shape[0], indices.shape[0]
     owner = _owners(k, offsets, count, bags)
     n, d = k.axis(count, "n"), k.axis(grad.shape[1], "d")
+    value: Expr
     if mode == _MAX:
         b = k.axis(bags, "b")
         sizes = _sizes(k, owner, indices, bags, padding_idx)
