@@ -106,7 +106,7 @@ def _tidied(
         elif joined is not None:
             high, low = sizes[dims[i]].size, sizes[dims[i + 1]].size
             assert high is not None and low is not None
-            sizes[dims[i + 1]] = Size(dims[i + 1], high * low)
+            dims[i + 1] = _fresh(f"{dims[i + 1]}.{operand.name}", Size("", high * low), sizes)
             del dims[i], strides[i], columns[i]
             columns[i] = joined
             i = max(i - 1, 0)
@@ -117,8 +117,7 @@ def _tidied(
         extents = [sizes[e.name].size or 0 for e in digits[0]] if digits else []
         if digits and prod(extents) == sizes[dims[i]].size:
             steps = [prod(extents[n + 1 :]) for n in range(len(extents))]
-            names = [f"{dims[i]}.{n}" for n in range(len(extents))]
-            sizes.update({n: Size(n, e) for n, e in zip(names, extents, strict=True)})
+            names = [_fresh(f"{dims[i]}.{n}.{operand.name}", Size("", e), sizes) for n, e in enumerate(extents)]
             strides[i : i + 1] = [strides[i] * step for step in steps]
             columns[i : i + 1] = [[d[n] for d in digits] for n in range(len(extents))]
             dims[i : i + 1] = names
@@ -128,6 +127,15 @@ def _tidied(
             index[r] = moved
     kept = tuple(strides) if operand.strides is not None else None
     return replace(operand, dims=_dims_by_readers(sizes, dims, columns), strides=kept)
+
+
+def _fresh(stem: str, size: Size, sizes: dict[str, Size]) -> str:
+    """A dim of this size under a name that no axis and no other dim has: those keep their extent."""
+    name = stem
+    while name in sizes:
+        name += "_"
+    sizes[name] = replace(size, name=name)
+    return name
 
 
 def _common_digits(algebra: IndexAlgebra, column: list[Expr]) -> list[list[Axis]]:
