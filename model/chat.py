@@ -270,9 +270,9 @@ class Chat:
             model=self.service.model, messages=sent, seed=seed & 0x7FFFFFFF, **more
         )
         usage = getattr(reply, "usage", None)
-        counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+        counts: list[Any] = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
         counted = all(isinstance(c, int) and c >= 0 for c in counts)
-        choices = getattr(reply, "choices", None)
+        choices: Any = getattr(reply, "choices", None)
         message = getattr(choices[0], "message", None) if choices else None
         text = getattr(message, "content", None)
         if not isinstance(text, str) or not text.strip():

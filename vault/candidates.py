@@ -32,9 +32,7 @@ class Proposals:
     crashes: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def propose(
-    task: Task, emitters: Sequence[Emitter], count: int, seed: int, *, same_text: bool = False
-) -> Proposals:
+def propose(task: Task, emitters: Sequence[Emitter], count: int, seed: int, *, same_text: bool = False) -> Proposals:
     """At most `count` candidates, each emitter in turn, its default setting first. Texts that differ in constants alone
     are left out unless `same_text`, and then come last."""
     found = Proposals()

@@ -167,10 +167,13 @@ def qa(
     source: Annotated[Path, typer.Option("--source", help="Checkout of a ROCm library.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File of JSON lines.")],
     include: Annotated[
-        list[Path] | None, typer.Option("--include", "-I", help="Folder of headers that it includes (HIP's); repeatable.")
+        list[Path] | None,
+        typer.Option("--include", "-I", help="Folder of headers that it includes (HIP's); repeatable."),
     ] = None,
     licence: Annotated[str, typer.Option("--licence", help="SPDX licence, instead of that of its licence file.")] = "",
-    commit: Annotated[str, typer.Option("--commit", help="Revision to cite, where the folder is no git checkout.")] = "",
+    commit: Annotated[
+        str, typer.Option("--commit", help="Revision to cite, where the folder is no git checkout.")
+    ] = "",
     as_json: JsonOpt = False,
 ) -> None:
     """Write question-answer records from a ROCm library's headers, samples and documentation."""

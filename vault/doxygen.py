@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clang.cindex import Cursor
 
-_COMMAND = re.compile(r"[@\\](brief|details|param(?:\s*\[[\w, ]+\])?|tparam|returns?|par|note|code(?:\{[^}]*\})?|endcode|p|ref|c|a|e|b)\b")
+_COMMAND = re.compile(
+    r"[@\\](brief|details|param(?:\s*\[[\w, ]+\])?|tparam|returns?|par|note|code(?:\{[^}]*\})?|endcode|p|ref|c|a|e|b)\b"
+)
 _MARKS = re.compile(r"^\s*(?:/\*[*!]?<?|\*+/|\*(?!/)|///?<?|//!<?)[ \t]?|\*+/\s*$", re.MULTILINE)
 _CODE = re.compile(r"[@\\]code(?:\{[^}]*\})?(.*?)[@\\]endcode", re.DOTALL)
 _INLINE = re.compile(r"[@\\](?:p|ref|c|a|e|b|em)\s+(\S+?)(?=[\s.,;:)]|$)")
 _MATH = re.compile(r"[@\\]f[$\[\]{}]")
-_PARAM = re.compile(r"[@\\]t?param\s*(?:\[[\w, ]+\])?\s+(\w+)\s*-?\s*(.*?)(?=[@\\](?:t?param|returns?|par\b|brief|details|note|code|see|sa)\b|\Z)", re.DOTALL)
+_PARAM = re.compile(
+    r"[@\\]t?param\s*(?:\[[\w, ]+\])?\s+(\w+)\s*-?\s*(.*?)(?=[@\\](?:t?param|returns?|par\b|brief|details|note|code|see|sa)\b|\Z)",
+    re.DOTALL,
+)
 _RETURNS = re.compile(r"[@\\]returns?\s+(.*?)(?=[@\\](?:t?param|par\b|brief|note|code|see|sa)\b|\n\s*\n|\Z)", re.DOTALL)
-_BLOCK = re.compile(r"[@\\](?:parblock|endparblock|par[^\n]*|verbatim|endverbatim|addtogroup[^\n]*|ingroup[^\n]*|defgroup[^\n]*|file[^\n]*|[{}])")
+_BLOCK = re.compile(
+    r"[@\\](?:parblock|endparblock|par[^\n]*|verbatim|endverbatim|addtogroup[^\n]*|ingroup[^\n]*|defgroup[^\n]*|file[^\n]*|[{}])"
+)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,12 @@ def _of_row(row: dict[str, Any], origin: str, licence: str) -> Foreign:
         return _of_messages(pair, origin, _first(flat, _LICENCE) or licence)
     reference = _first(flat, _REFERENCE)
     entry = flat.get("entry_point")
-    if isinstance(entry, str) and entry.isidentifier() and reference and not re.search(r"^class Model\b", reference, re.M):
+    if (
+        isinstance(entry, str)
+        and entry.isidentifier()
+        and reference
+        and not re.search(r"^class Model\b", reference, re.M)
+    ):
         reference += f"\n\nModel = {entry}\n"
     launch = ""
     if isinstance(flat.get("launches"), (list, tuple)):

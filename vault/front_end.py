@@ -48,7 +48,15 @@ class FrontEnd:
     def problem(self, code: str, beside: Path | None = None, *, is_c: bool = False) -> str:
         """The first error, "" for none. KVC0501 without the bundled compiler."""
         zig, folders = _compiler()
-        words = [zig, "clang", "-fsyntax-only", "-w", "-nostdinc", "--target=x86_64-linux-gnu", "-D__HIP_PLATFORM_AMD__"]
+        words = [
+            zig,
+            "clang",
+            "-fsyntax-only",
+            "-w",
+            "-nostdinc",
+            "--target=x86_64-linux-gnu",
+            "-D__HIP_PLATFORM_AMD__",
+        ]
         if is_c:
             words += ["-x", "c"]
         else:
@@ -65,10 +73,10 @@ class FrontEnd:
                 )
             except subprocess.TimeoutExpired:
                 return f"compiles for more than {_LIMIT_S:.0f} s"
-        found = _ERROR.search(done.stderr)
-        if found:
-            return found[1][:300]
-        return "" if done.returncode == 0 else f"the compiler ended with status {done.returncode}"
+        if done.returncode == 0:
+            return ""
+        errors = [e for e in _ERROR.findall(done.stderr) if e.strip()]
+        return errors[0][:300] if errors else f"the compiler ended with status {done.returncode}"
 
     def compiled_form(self, example: str, header: str) -> str | Failed:
         """The form of an example that compiles: as it is, with its header, or as the body of a function."""
@@ -97,7 +105,7 @@ def _compiler() -> tuple[str, tuple[str, ...]]:
         raise KvcError("KVC0501", "ziglang is not installed", hint="pip install 'ziglang>=0.17,<0.18'")
     root = Path(spec.submodule_search_locations[0])
     lib = root / "lib"
-    names = ("x86_64-linux-gnu", "generic-glibc", "x86-linux-any", "any-linux-any")
+    names = ("x86_64-linux-gnu", "x86-linux-gnu", "generic-glibc", "x86-linux-any", "any-linux-any")
     found = [lib / "libcxx" / "include", lib / "include", *(lib / "libc" / "include" / n for n in names)]
     zig = next((p for n in ("zig", "zig.exe") if (p := root / n).is_file()), root / "zig")
     return str(zig), tuple(str(p) for p in found if p.is_dir())

@@ -157,7 +157,9 @@ def _sort_item(item: str, parts: Parts) -> str:
             parts.kernels[found[1]] = item
         return "device" if brace else "host"  # a prototype's __global__ has no definition to go with
     if "__device__" in head or found is None:
-        foreign = re.search(r"\b(torch|at|c10|std::vector|PYBIND)\b", head) or head.lstrip().startswith("using namespace")
+        foreign = re.search(r"\b(torch|at|c10|std::vector|PYBIND)\b", head) or head.lstrip().startswith(
+            "using namespace"
+        )
         return "host" if foreign and "__device__" not in head else "device"
     names = [re.split(r"[\s*&]+", p.partition("=")[0].strip())[-1] for p in _split(found[2])]
     parts.host[found[1]] = Function(found[1], tuple(n for n in names if n), tuple(tokens(body.rpartition("}")[0])))

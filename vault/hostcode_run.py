@@ -20,13 +20,38 @@ _BASIC = {
     "short", "char", "scalar_t", "half", "__half",
 }  # fmt: skip
 _OPENS, _CLOSES = {"(": ")", "[": "]", "{": "}", "<<<": ">>>"}, {")", "]", "}", ">>>"}
-_LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<",), ("+", "-"), ("*", "/", "%"))
+_LEVELS = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", ">", "<=", ">="),
+    ("<<",),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
 _MATH: dict[str, Callable[..., Any]] = {
     "min": min, "max": max, "abs": abs, "sqrt": math.sqrt, "sqrtf": math.sqrt, "ceil": math.ceil, "floor": math.floor,
     "ceilf": math.ceil, "log2": math.log2, "pow": pow, "rsqrt": lambda x: 1 / math.sqrt(x), "exp": math.exp,
 }  # fmt: skip
-_DTYPES = {"Float": "float", "Half": "half", "BFloat16": "bfloat16", "Double": "double", "Int": "int", "Long": "int64_t"}
-_ELEMENT = {"float32": "float", "float16": "__half", "bfloat16": "__hip_bfloat16", "float64": "double", "int32": "int", "int64": "int64_t"}
+_DTYPES = {
+    "Float": "float",
+    "Half": "half",
+    "BFloat16": "bfloat16",
+    "Double": "double",
+    "Int": "int",
+    "Long": "int64_t",
+}
+_ELEMENT = {
+    "float32": "float",
+    "float16": "__half",
+    "bfloat16": "__hip_bfloat16",
+    "float64": "double",
+    "int32": "int",
+    "int64": "int64_t",
+}
 
 
 class Frame:
@@ -163,7 +188,11 @@ class Frame:
         """`const int a = 1, b(2);`. False, with nothing taken, where this is none."""
         start = self.at
         kind = self.type_name()
-        if not kind or not re.fullmatch(r"[A-Za-z_]\w*", self.here) or self.ahead() not in ("=", "(", "{", ";", ",", "["):
+        if (
+            not kind
+            or not re.fullmatch(r"[A-Za-z_]\w*", self.here)
+            or self.ahead() not in ("=", "(", "{", ";", ",", "[")
+        ):
             self.at = start
             return False
         while True:
@@ -173,7 +202,9 @@ class Frame:
                 self.take()
                 value = tuple(self.arguments()) if self.here == "{" else self.expression()
             elif opener in ("(", "{"):
-                values = self.arguments() if kind.endswith("dim3") or kind.split()[-1] in _BASIC else self.opaque_group()
+                values = (
+                    self.arguments() if kind.endswith("dim3") or kind.split()[-1] in _BASIC else self.opaque_group()
+                )
                 value = tuple(values) if kind.endswith("dim3") else values[0] if values else OPAQUE
             elif opener == "[":
                 raise Unclear("an array in the host code")
@@ -193,7 +224,7 @@ class Frame:
         if not re.fullmatch(r"[A-Za-z_]\w*", self.here):
             return ""
         words.append(self.take())
-        while self.here == "::" or self.here in ("long", "int") and words[-1] in ("long", "unsigned"):
+        while self.here == "::" or (self.here in ("long", "int") and words[-1] in ("long", "unsigned")):
             words.append(self.take())
             if words[-1] == "::":
                 words[-2:] = [f"{words[-2]}::{self.take()}"]
@@ -265,7 +296,9 @@ class Frame:
             value = self.unary()
             if token in ("&", "*"):
                 return value
-            return not self.truth(value) if token == "!" else -value if token == "-" else ~value if token == "~" else value
+            return (
+                not self.truth(value) if token == "!" else -value if token == "-" else ~value if token == "~" else value
+            )
         if token == "(" and (kind := self.cast_type()):
             value = self.unary()
             return Pointer(value.tensor, kind.rstrip("* ")) if isinstance(value, Pointer) else cast(kind, value)
@@ -348,7 +381,12 @@ class Frame:
         if self.here not in ("(", "{"):
             if short.removeprefix("k") in _DTYPES:
                 return _DTYPES[short.removeprefix("k")]
-            if "cuda" in name.lower() or "hip" in name.lower() or "device" in name.lower() or short in ("k", "IntArrayRef"):
+            if (
+                "cuda" in name.lower()
+                or "hip" in name.lower()
+                or "device" in name.lower()
+                or short in ("k", "IntArrayRef")
+            ):
                 return OPAQUE
             raise Unclear(f"the host code names {name}, which is not known")
         args = self.arguments()

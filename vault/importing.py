@@ -136,7 +136,11 @@ def start(options: dict[str, Any]) -> Importer:
 
 
 def import_rows(
-    found: Iterable[Foreign], out: Path, settings: Settings, jobs: int, listen: Callable[[Imported], None] = lambda _: None
+    found: Iterable[Foreign],
+    out: Path,
+    settings: Settings,
+    jobs: int,
+    listen: Callable[[Imported], None] = lambda _: None,
 ) -> Imported:
     """Judge each kernel and keep what has a verdict in `out`, and a line for every one in import.jsonl. A row that an
     earlier run finished is not done again."""

@@ -63,7 +63,11 @@ def main() -> None:
 
         outcome = isolated(work, rules, report, float(request["limit_s"]))
         text = outcome.reply.decode(errors="replace") if outcome.ok else ""
-        reply = text if text and "\n" not in text else json.dumps({"unclear": f"the foreign code fails: {outcome.reason()}"})
+        reply = (
+            text
+            if text and "\n" not in text
+            else json.dumps({"unclear": f"the foreign code fails: {outcome.reason()}"})
+        )
         pipe.write(reply + "\n")
         pipe.flush()
 

@@ -97,7 +97,13 @@ def make(source: Path, out: Path, include: Sequence[Path], licence: str = "", co
                 seen.add(made.question)
                 counts[made.kind] += 1
                 stream.write(json.dumps(made.to_json()) + "\n")
-    return {"library": name, "licence": found, "pairs": sum(counts.values()), "kinds": dict(counts), "dropped": dict(dropped)}
+    return {
+        "library": name,
+        "licence": found,
+        "pairs": sum(counts.values()),
+        "kinds": dict(counts),
+        "dropped": dict(dropped),
+    }
 
 
 @dataclass(frozen=True)
@@ -136,10 +142,14 @@ def _commit(root: Path) -> str:
 
 def _own_includes(root: Path) -> list[Path]:
     """The folders named include of a checkout, outer ones first."""
-    return sorted((p for p in root.rglob("include") if p.is_dir() and ".git" not in p.parts), key=lambda p: len(p.parts))
+    return sorted(
+        (p for p in root.rglob("include") if p.is_dir() and ".git" not in p.parts), key=lambda p: len(p.parts)
+    )
 
 
-def _pair(checkout: Checkout, kind: str, question: str, answer: str, path: Path, line: int, code: str, *names: str) -> Pair:
+def _pair(
+    checkout: Checkout, kind: str, question: str, answer: str, path: Path, line: int, code: str, *names: str
+) -> Pair:
     from kvc.vault.record import digest
 
     file = checkout.relative(path)
@@ -177,7 +187,11 @@ def _of_symbol(checkout: Checkout, path: Path, symbol: Symbol) -> Iterator[Pair 
         yield _pair(checkout, "enum", question, answer, *place, "none", symbol.name)
         return
     parts = [symbol.comment.prose()]
-    parts += ["Parameters:\n" + "\n".join(f"- `{n}`: {t}" for n, t in symbol.comment.params)] if symbol.comment.params else []
+    parts += (
+        ["Parameters:\n" + "\n".join(f"- `{n}`: {t}" for n, t in symbol.comment.params)]
+        if symbol.comment.params
+        else []
+    )
     parts += [f"Returns: {symbol.comment.returns}"] if symbol.comment.returns else []
     prose = "\n\n".join(p for p in parts if p)
     if symbol.kind == "function" and symbol.call:
@@ -243,7 +257,9 @@ def _of_pages(checkout: Checkout) -> Iterator[Pair | Dropped]:
             title = (found["rst"] or found["md"] or "").strip("# *\t")
             page = page or title
             end = titles[number + 1].start() if number + 1 < len(titles) else len(text)
-            yield from _of_section(checkout, path, page, title, text[found.end() : end], text[: found.start()].count("\n") + 1)
+            yield from _of_section(
+                checkout, path, page, title, text[found.end() : end], text[: found.start()].count("\n") + 1
+            )
 
 
 def _of_section(

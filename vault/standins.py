@@ -104,7 +104,12 @@ def _dtype(kind: Any) -> Any:
 def _element(template: str) -> str:
     """The C type that kernels call an element of a tensor that torch's C++ calls `template`."""
     text = template.replace("const", "").strip()
-    table = {"at::Half": "__half", "c10::Half": "__half", "at::BFloat16": "__hip_bfloat16", "c10::BFloat16": "__hip_bfloat16"}
+    table = {
+        "at::Half": "__half",
+        "c10::Half": "__half",
+        "at::BFloat16": "__hip_bfloat16",
+        "c10::BFloat16": "__hip_bfloat16",
+    }
     return table.get(text, text)
 
 

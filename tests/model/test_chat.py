@@ -129,7 +129,9 @@ def test_rate_limits_count_requests_and_tokens_of_the_last_minute() -> None:
     assert ledger.reserve(500, 0.0)[0]  # larger than the limit: alone
 
 
-@pytest.mark.parametrize("address", ["http://x/v1", "#m", "http://x#m?turn=3", "http://x#m?tries=few", "http://x#m?tries=0"])
+@pytest.mark.parametrize(
+    "address", ["http://x/v1", "#m", "http://x#m?turn=3", "http://x#m?tries=few", "http://x#m?tries=0"]
+)
 def test_bad_addresses_are_diagnostics(address: str) -> None:
     with pytest.raises(KvcError, match="KVC0106"):
         Service.parse(address)

@@ -77,7 +77,14 @@ def test_the_roles_see_the_verdict_and_the_next_attempt_sees_the_roles(task: Tas
     right = frame(task, "hip")
     wrong, worse = right.replace("1.0f", "3.0f"), right.replace("1.0f", "4.0f")
     assert right != wrong
-    script = [said(wrong), said("The constant is wrong."), said(worse), said("Still wrong."), said("Use 1.0."), said(right)]
+    script = [
+        said(wrong),
+        said("The constant is wrong."),
+        said(worse),
+        said("Still wrong."),
+        said("Use 1.0."),
+        said(right),
+    ]
     with scripted(script) as server:
         found = run(server, task)
         roles = [role_of(b) for b in server.asked]
@@ -91,7 +98,12 @@ def test_the_roles_see_the_verdict_and_the_next_attempt_sees_the_roles(task: Tas
 
 
 def test_an_answer_that_is_no_kernel_costs_no_review_and_a_cut_one_says_so(task: Task) -> None:
-    script = [said("Sure! Here is"), said(frame(task, "hip")[:40], "length"), said("be brief"), said(frame(task, "hip"))]
+    script = [
+        said("Sure! Here is"),
+        said(frame(task, "hip")[:40], "length"),
+        said("be brief"),
+        said(frame(task, "hip")),
+    ]
     with scripted(script) as server:
         first, second, third = run(server, task)
         assert [role_of(b) for b in server.asked] == ["generator", "generator", "reflector", "generator"]
@@ -155,7 +167,9 @@ def test_a_build_keeps_attempts_feedback_and_accounts_and_resumes_after_a_failur
     assert [f["stage"] for f in json.loads(second.feedback)] == ["propose", "compare"]
     assert second.emitter == f"openai:{server.address}" and second.weights.startswith("m@http://")
     accounts = spent(tmp_path)
-    assert accounts and accounts["requests"] == 6 and set(accounts["by_role"]) == {"generator", "evaluator", "reflector"}
+    assert (
+        accounts and accounts["requests"] == 6 and set(accounts["by_role"]) == {"generator", "evaluator", "reflector"}
+    )
     with scripted([said("nobody asks")]) as again:
         assert _build(tmp_path, server.address).records == 0 and not again.asked
 

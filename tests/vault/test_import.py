@@ -71,7 +71,7 @@ HIP = r"""
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 
 template <typename scalar_t>
-__device__ __forceinline__ scalar_t keep(scalar_t v) { return v > 0 ? v : 0; }
+__device__ __forceinline__ scalar_t keep(scalar_t v) { return v < 0 ? 0 : v; }
 
 template <typename scalar_t, int N>
 __global__ void __launch_bounds__(BLOCK) fused(const scalar_t* x, const scalar_t* __restrict__ b, scalar_t* y,
@@ -100,7 +100,7 @@ torch::Tensor run_it(torch::Tensor x, double scale, torch::Tensor bias) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &run_it, "fused"); }
 """
-TRITON = '''
+TRITON = """
 import torch
 import triton
 import triton.language as tl
@@ -120,7 +120,8 @@ def fused(x_ptr, b_ptr, y_ptr, s, cols, n, BLOCK: tl.constexpr):
     inside = i < n
     x = tl.load(x_ptr + i, mask=inside)
     b = tl.load(b_ptr + i % cols, mask=inside)
-    tl.store(y_ptr + i, tl.maximum(add(x, s, b), 0.0), mask=inside)
+    v = add(x, s, b)
+    tl.store(y_ptr + i, tl.where(v < 0.0, 0.0, v), mask=inside)
 
 
 class ModelNew(torch.nn.Module):
@@ -139,7 +140,7 @@ class ModelNew(torch.nn.Module):
 
 def get_init_inputs():
     return [1.5]
-'''
+"""
 INLINE = f'''
 import torch
 from torch.utils.cpp_extension import load_inline
@@ -187,7 +188,9 @@ def test_kernels_of_every_form_are_judged_and_a_wrong_one_is_rejected(tmp_path: 
     assert "computes with torch: aten.mul" in outcomes[4]["why"]
     first = next(r for r in records(tmp_path / "out") if r.origin == "hip")
     assert first.licence == "MIT" and "fused<float , BLOCK>(" in first.source and first.reference == REFERENCE
-    again = import_rows([Foreign("hip", HIP, REFERENCE, FUNCTIONAL, "MIT")], tmp_path / "out", Settings("hip", "gfx942"), 1)
+    again = import_rows(
+        [Foreign("hip", HIP, REFERENCE, FUNCTIONAL, "MIT")], tmp_path / "out", Settings("hip", "gfx942"), 1
+    )
     assert again.rows == 0
 
 
@@ -197,11 +200,15 @@ UNCLEAR = {
     "launched no kernel": Foreign("a", REFERENCE, REFERENCE),
     "no host code": Foreign("a", HIP[: HIP.index("torch::Tensor run_it")], REFERENCE, FUNCTIONAL),
     "computes with torch": Foreign("a", TRITON.replace("return y\n", "return y + 1\n"), REFERENCE),
-    "needs that": Foreign("a", HIP.replace("empty_like", "zeros_like").replace("y[i] =", "y[i] +="), REFERENCE, FUNCTIONAL),
+    "needs that": Foreign(
+        "a", HIP.replace("empty_like", "zeros_like").replace("y[i] =", "y[i] +="), REFERENCE, FUNCTIONAL
+    ),
     "gives shape": Foreign("a", TRITON.replace("return y\n", "return y.view(-1)\n"), REFERENCE),
     "at::cuda::magic": Foreign("a", HIP.replace("x.size(1)", "at::cuda::magic(x)"), REFERENCE, FUNCTIONAL),
     "beyond what is simulated": Foreign("a", TRITON, REFERENCE.replace("randn(6, 40)", "randn(60000, 40)")),
-    "foreign code fails: ZeroDivisionError": Foreign("a", TRITON.replace("y = torch", "1 / 0\n        y = torch"), REFERENCE),
+    "foreign code fails: ZeroDivisionError": Foreign(
+        "a", TRITON.replace("y = torch", "1 / 0\n        y = torch"), REFERENCE
+    ),
 }
 
 

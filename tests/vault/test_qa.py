@@ -163,11 +163,15 @@ extern "C" int __hipPushCallConfiguration(dim3, dim3, unsigned long = 0, hipStre
 __attribute__((global)) void k(float* x) { x[0] = 1; }
 """
     front_end = FrontEnd([])
-    assert front_end.problem(declared + "int main() { std::vector<float> v(3); k<<<dim3(1), dim3(2)>>>(v.data()); }") == ""
+    assert (
+        front_end.problem(declared + "int main() { std::vector<float> v(3); k<<<dim3(1), dim3(2)>>>(v.data()); }") == ""
+    )
     assert "too many arguments" in front_end.problem(declared + "int main() { k<<<dim3(1), dim3(2)>>>(1, 2); }")
 
 
 def test_comments_come_apart() -> None:
-    found = comment_of("/// \\brief One \\p x.\n/// More of it.\n///\n/// \\par Overview\n/// * A point.\n/// \\returns nothing")
+    found = comment_of(
+        "/// \\brief One \\p x.\n/// More of it.\n///\n/// \\par Overview\n/// * A point.\n/// \\returns nothing"
+    )
     assert (found.brief, found.returns) == ("One `x`. More of it.", "nothing")
     assert "A point." in found.details
