@@ -35,17 +35,23 @@ class Judges:
     context manager; leaving it ends the processes."""
 
     def __init__(self, jobs: int, executor: str = "sim") -> None:
-        each = [2] * (jobs // 2) + [1] * (jobs % 2)
-        command = [sys.executable, "-m", "kvc.model.train.judging"]
-        # A judge that sees no GPU takes no memory of it.
-        place = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._jobs, self._executor = jobs, executor
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._done: list[dict[str, Any]] = []
         self._given = 0
         self._lost = 0
+
+    def _start(self) -> None:
+        each = [2] * (self._jobs // 2) + [1] * (self._jobs % 2)
+        command = [sys.executable, "-m", "kvc.model.train.judging"]
+        # A judge that sees no GPU takes no memory of it.
+        place = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._processes = [
-            subprocess.Popen([*command, str(n), executor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=place)
+            subprocess.Popen(
+                [*command, str(n), self._executor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=place
+            )
             for n in each
         ]
         for process, n in zip(self._processes, each, strict=True):
@@ -61,6 +67,8 @@ class Judges:
 
     def add(self, row: dict[str, Any]) -> None:
         """Have an answer judged: spec, target, arch, text, and whatever else it has."""
+        if not self._processes:
+            self._start()
         self._given += 1
         self._waiting.put(row)
 
@@ -104,7 +112,7 @@ class Judges:
             with self._lock:
                 if len(self._done) + self._lost >= self._given:
                     break
-            if all(p.poll() is not None for p in self._processes):
+            if self._processes and all(p.poll() is not None for p in self._processes):
                 break
             time.sleep(0.2)
         return self.done
@@ -114,14 +122,17 @@ def serve(jobs: int, executor: str, source: IO[bytes], sink: IO[bytes]) -> None:
     """Judge rows of `source` until it ends."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from kvc.model.train.reward import Judge, Judged
+    from kvc.model.train.reward import Judge, Judged, Outcome
 
     lock = threading.Lock()
     with Judge(jobs, executor) as judge, ThreadPoolExecutor(jobs) as threads:
 
         def one(row: dict[str, Any]) -> None:
             asked = Judged(row["spec"], row["target"], row["arch"], row["text"], row.get("seed", 0), copies=True)
-            outcome = asdict(judge.one(asked))
+            try:
+                outcome = asdict(judge.one(asked))
+            except KvcError as error:  # the row, not the answer: a spec that does not parse, an unknown GPU
+                outcome = asdict(Outcome("judge", error.diagnostic.code, error.diagnostic.message))
             with lock:
                 sink.write(json.dumps({**row, "outcome": outcome}).encode() + b"\n")
                 sink.flush()

@@ -33,6 +33,8 @@ from kvc.model.train.zero import Log, Run, answers, train
 
 #: Answers beyond these characters are cut: what is so long is no kernel, and the file has to stay small.
 LONGEST_ANSWER = 16_000
+#: Tokens of an answer to a probe: most answers are shorter than half, and an early model does not end by itself.
+PROBE_TOKENS = 768
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class _Course:
     targets: dict[str, bool] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def ask(self, network: Decoder, count: int, samples: int, step: int, what: str) -> int:
+    def ask(self, network: Decoder, count: int, samples: int, step: int, what: str, most: int = 2048) -> int:
         """Answer prompts and hand the answers to the judges, batch by batch; gives their number."""
         number = 0
-        for number, row in enumerate(answers(network, self.corpus, self.tokenizer, count, samples=samples), 1):
+        written = answers(network, self.corpus, self.tokenizer, count, samples=samples, most=most)
+        for number, row in enumerate(written, 1):
             row |= {"text": row["text"][:LONGEST_ANSWER], "step": step, "what": what, "key": f"{what}/{step}/{number}"}
             self.rows[row["key"]] = row
             if self.targets.setdefault(row["target"], is_judgeable(row["target"])):
@@ -84,7 +87,7 @@ class _Course:
 
     def probe(self, network: Decoder, step: int) -> None:
         started = time.monotonic()
-        made = self.ask(network, self.session.probes, 0, step, "probe")
+        made = self.ask(network, self.session.probes, 0, step, "probe", PROBE_TOKENS)
         self.log.add(probe=step, answers=made, seconds=round(time.monotonic() - started, 1))
 
     def settle(self, judged: list[dict[str, Any]]) -> None:

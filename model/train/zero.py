@@ -212,7 +212,7 @@ def answers(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Answers to the first `count` held-out prompts, in batches of like length: a greedy one each (`sample` 0), then
     `samples` drawn ones (1, 2, ...)."""
-    rows: list[dict[str, Any]] = sorted(corpus.heldout[:count], key=lambda r: len(r["prompt"]))  # type: ignore[arg-type]
+    rows: list[dict[str, Any]] = sorted(corpus.heldout[:count], key=lambda r: len(r["prompt"]))
     generator = torch.Generator(network.cosine.device)
     generator.manual_seed(0)
     for number in range(samples + 1):
