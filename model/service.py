@@ -2,8 +2,8 @@
 
 The generator writes a frame. The verdict is the gates' alone; the evaluator is shown kernel and verdict and says what
 in the kernel explains it, and the reflector turns the attempts so far into instructions for the next one. Each role
-sees the same task text as every other writer (kvc.model.prompt). A verified kernel ends the matter, or, where the caller
-goes on asking, the same roles look for a faster one.
+sees the same task text as every other writer (kvc.model.prompt). A verified kernel ends the matter, or, where the
+caller goes on asking, the same roles look for a faster one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kvc.model.writer import ServerWriter
 from kvc.verify.verdict import Rejected, Verdict, Verified
 
 EVALUATOR = """\
-You review a GPU kernel for AMD CDNA that was compiled, executed on several input sets and compared with a float64 oracle.
+You review a GPU kernel for AMD CDNA that was compiled, executed on several input sets and compared with an oracle.
 You get the task in index notation, the kernel, and the verdict. The verdict is a fact. Say in at most 120 words which
 statements of the kernel explain it; for a verified kernel, what limits its speed. No code."""
 REFLECTOR = """\
-You lead the work on a GPU kernel for AMD CDNA. You get the task in index notation and the attempts so far, each with its
-verdict and a review. Write at most five short instructions for the next attempt: what to keep, what to change, what not
-to try again. No code."""
+You lead the work on a GPU kernel for AMD CDNA. You get the task in index notation and the attempts so far, each with
+its verdict and a review. Write at most five short instructions for the next attempt: what to keep, what to change, what
+not to try again. No code."""
 _WORDS = Sampling(temperature=0.0, most=400)  # of reviews and plans
 _SHOWN = 6000  # characters of a kernel or message that a role is shown
 _KEPT = 4  # attempts that the reflector sees

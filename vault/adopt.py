@@ -24,7 +24,7 @@ _C_TYPES = {
 _HIP_HEAD = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n#include <hip/hip_bf16.h>\n"
 _TRITON_HEAD = "import triton\nimport triton.language as tl\n"
 _DTYPES = {
-    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "bool": "bool",
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "bool": "bool",  # noqa: E501
     "uint8": "u8", "int8": "i8", "int16": "i16",
 }  # fmt: skip
 _ALLOWED_IMPORTS = {"triton", "tl", "libdevice", "math"}

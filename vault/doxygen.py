@@ -19,7 +19,7 @@ _CODE = re.compile(r"[@\\]code(?:\{[^}]*\})?(.*?)[@\\]endcode", re.DOTALL)
 _INLINE = re.compile(r"[@\\](?:p|ref|c|a|e|b|em)\s+(\S+?)(?=[\s.,;:)]|$)")
 _MATH = re.compile(r"[@\\]f[$\[\]{}]")
 _PARAM = re.compile(
-    r"[@\\]t?param\s*(?:\[[\w, ]+\])?\s+(\w+)\s*-?\s*(.*?)(?=[@\\](?:t?param|returns?|par\b|brief|details|note|code|see|sa)\b|\Z)",
+    r"[@\\]t?param\s*(?:\[[\w, ]+\])?\s+(\w+)\s*-?\s*(.*?)(?=[@\\](?:t?param|returns?|par\b|brief|details|note|code|see|sa)\b|\Z)",  # noqa: E501
     re.DOTALL,
 )
 _RETURNS = re.compile(r"[@\\]returns?\s+(.*?)(?=[@\\](?:t?param|par\b|brief|note|code|see|sa)\b|\n\s*\n|\Z)", re.DOTALL)

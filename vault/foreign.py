@@ -1,4 +1,4 @@
-"""Readers of published corpora: file trees with info.json, RL rows, chat messages, KernelBook-style Parquet, kvc's exports.
+"""Readers of published corpora: trees with info.json, RL rows, chat messages, KernelBook-style Parquet, our exports.
 
 Corpora name their fields differently and none writes its schema down. A row is read by the field names below, nested
 ones too; what a row does not say is left empty, and the importer says what is missing.
@@ -6,6 +6,7 @@ ones too; what a row does not say is left empty, and the importer says what is m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -126,10 +127,8 @@ def _flat(data: Any) -> dict[str, Any]:
         item = queue.pop(0)
         for key, value in item.items() if isinstance(item, dict) else ():
             if isinstance(value, str) and value.startswith("{"):
-                try:
+                with contextlib.suppress(ValueError):
                     value = json.loads(value)
-                except ValueError:
-                    pass
             if isinstance(value, dict):
                 queue.append(value)
             else:

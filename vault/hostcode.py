@@ -1,4 +1,4 @@
-"""Runs the host part of a HIP or CUDA extension without a GPU: enough C++ to see what it launches, with which arguments.
+"""Runs the host part of a HIP or CUDA extension without a GPU: enough C++ to see what it launches, and with what.
 
 Such a file holds kernels and the functions that launch them (`k<<<grid, block>>>(x.data_ptr<float>(), n)`). The host
 functions are interpreted over real CPU tensors; a launch is noted and not done. What the interpreter does not know ends

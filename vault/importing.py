@@ -98,7 +98,7 @@ class Importer:
         """A record of kvc's own export."""
         task = self._task(foreign.spec)
         data = {
-            "arch": task.arch.name, "numerics": task.numerics, "schedule": "foreign", "source": foreign.code, "knobs": [],
+            "arch": task.arch.name, "numerics": task.numerics, "schedule": "foreign", "source": foreign.code, "knobs": [],  # noqa: E501
             "target": "triton" if "triton" in foreign.code and "__global__" not in foreign.code else "hip",
             "spec": foreign.spec, "origin": asdict(_ORIGIN),
         }  # fmt: skip

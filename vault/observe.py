@@ -4,8 +4,8 @@
 JSON with one, from a process forked for it (kvc.verify.isolate). Nothing that it says is believed: a spec is parsed
 again, and a candidate goes through every gate.
 
-A foreign module is called once on CPU tensors with `triton.jit` and torch's extension loader replaced: launches are noted
-and not done. The launches state the kernel's arguments; tensors are told apart by where their memory begins.
+A foreign module is called once on CPU tensors with `triton.jit` and torch's extension loader replaced: launches are
+noted and not done. The launches state the kernel's arguments; tensors are told apart by where their memory begins.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     spec, _ = lower(graph)
     if not fits(spec):
         raise Unclear(
-            f"the reference is beyond what is simulated ({points(spec)} points of {MAX_POINTS}, or {MAX_BYTES >> 20} MB "
+            f"the reference is beyond what is simulated ({points(spec)} points of {MAX_POINTS}, or {MAX_BYTES >> 20} MB "  # noqa: E501
             "of operands), is empty, or has symbolic sizes"
         )
     return {"spec": print_kernel(spec)}
@@ -339,7 +339,7 @@ class Observer:
         rules = replace(rules, readable=(*rules.readable, *(p for p in more if p not in rules.readable)))
         words = [w if w != "kvc.verify.worker" else "kvc.vault.observe" for w in command(rules)]
         self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",  # noqa: E501
             env=environment(rules), cwd=self._folder.name,
         )  # fmt: skip
         return self._process

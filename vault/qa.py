@@ -33,7 +33,7 @@ _ROLE = re.compile(r":[\w:]+:`~?([^`<]+?)(?: *<[^`>]*>)?`|`([^`<]+?) *<[^`>]*>`_
 
 @dataclass(frozen=True)
 class Pair:
-    """One question with its answer. `code`: "compiled" or "none". `line`: where in `file` the answer's source begins."""
+    """One question with its answer. `code`: "compiled" or "none". `line`: where in `file` its source begins."""
 
     id: str
     kind: str

@@ -1,4 +1,4 @@
-"""What a build over a language-model service spends: one ledger beside the shards, for all workers and all resumed runs."""
+"""What a build over a language-model service spends: one ledger beside the shards, for all workers and all runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with the OpenAI interface that gives the answers of a script, in turn: also those that real ones give rarely."""
+"""A server with the OpenAI interface that gives the answers of a script, also those that real ones give rarely."""
 
 from __future__ import annotations
 

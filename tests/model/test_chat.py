@@ -58,11 +58,11 @@ def test_a_rate_limit_is_waited_for_as_long_as_it_says() -> None:
 
 
 def test_no_answer_in_all_tries_may_pass_and_a_wrong_key_will_not() -> None:
-    with pytest.raises(KvcError, match="KVC0503.*no choices.*3 tries") as passing:
+    with pytest.raises(KvcError, match=r"KVC0503.*no choices.*3 tries") as passing:
         ask([USELESS["no choices"]])
-    with pytest.raises(KvcError, match="KVC0503.*status 401: .*later") as lasting:
+    with pytest.raises(KvcError, match=r"KVC0503.*status 401: .*later") as lasting:
         ask([Reply(ERROR, 401)])
-    with pytest.raises(KvcError, match="KVC0503.*status 400") as one:
+    with pytest.raises(KvcError, match=r"KVC0503.*status 400") as one:
         ask([Reply(ERROR, 400)])
     assert [e.value.diagnostic.details["scope"] for e in (passing, lasting, one)] == ["passing", "service", "request"]
 
@@ -109,7 +109,7 @@ def test_a_reservation_of_a_dead_process_lapses() -> None:
     now = [0.0]
     ledger = Ledger(Service.parse("http://x/v1#m?cap_tokens=100&timeout_s=10"), lambda: now[0])
     assert ledger.reserve(80, 0.0)[0]
-    with pytest.raises(KvcError, match="KVC0504"):
+    with pytest.raises(KvcError, match=r"KVC0504"):
         ledger.reserve(80, 0.0)
     now[0] = 71.0
     assert ledger.reserve(80, 0.0)[0]
@@ -133,5 +133,5 @@ def test_rate_limits_count_requests_and_tokens_of_the_last_minute() -> None:
     "address", ["http://x/v1", "#m", "http://x#m?turn=3", "http://x#m?tries=few", "http://x#m?tries=0"]
 )
 def test_bad_addresses_are_diagnostics(address: str) -> None:
-    with pytest.raises(KvcError, match="KVC0106"):
+    with pytest.raises(KvcError, match=r"KVC0106"):
         Service.parse(address)

@@ -257,7 +257,7 @@ def test_shapes_are_read(tmp_path: Path) -> None:
     assert (found.code, found.reference) == (TRITON, REFERENCE)
 
     book = {
-        "entry_point": "Net", "python_code": REFERENCE.replace("Model", "Net"), "triton_code": TRITON, "licenses": ["MIT"],
+        "entry_point": "Net", "python_code": REFERENCE.replace("Model", "Net"), "triton_code": TRITON, "licenses": ["MIT"],  # noqa: E501
         "uuid": 3,
     }  # fmt: skip
     pq.write_table(pa.Table.from_pylist([book]), tmp_path / "book.parquet")
@@ -281,7 +281,7 @@ def test_a_file_name_in_info_json_cannot_reach_outside(tmp_path: Path) -> None:
 def host(body: str, *args: Any, more: str = "") -> list[Launched]:
     import torch
 
-    text = f"__global__ void k(float* x, int n) {{}}\n{more}\ntorch::Tensor go(torch::Tensor x, int n) {{ {body} return x; }}"
+    text = f"__global__ void k(float* x, int n) {{}}\n{more}\ntorch::Tensor go(torch::Tensor x, int n) {{ {body} return x; }}"  # noqa: E501
     notes = Notes()
     made = Host(take_apart(text), notes.library, notes.method)
     made.call("go", args or (torch.zeros(6, 7), 5))
@@ -293,7 +293,7 @@ def host(body: str, *args: Any, more: str = "") -> list[Launched]:
     [
         ("int t = 256; k<<<(n + t - 1) / t, t>>>(x.data_ptr<float>(), n);", (1, 1, 1), (256, 1, 1), 5),
         ("k<<<dim3(x.size(0), 2), dim3(8, 8)>>>((float*)x.data_ptr(), x.size(-1));", (6, 2, 1), (8, 8, 1), 7),
-        ("int b = std::min(1024, n * 3); for (int i = 0; i < 2; ++i) { b += i; } k<<<b, 64>>>(x.data_ptr<float>(), -7 / 2);",
+        ("int b = std::min(1024, n * 3); for (int i = 0; i < 2; ++i) { b += i; } k<<<b, 64>>>(x.data_ptr<float>(), -7 / 2);",  # noqa: E501
          (16, 1, 1), (64, 1, 1), -3),
         ("if (n > 4) { n = 2; } else n = 9; hipLaunchKernelGGL(k, dim3(n), dim3(64), 0, 0, x.data_ptr<float>(), n);",
          (2, 1, 1), (64, 1, 1), 2),
@@ -311,7 +311,7 @@ def test_launches_follow_from_the_host_code(body: str, grid: Any, block: Any, sc
     "body",
     [
         "k<<<blocks_for(n), 64>>>(x.data_ptr<float>(), n);",
-        "int sms = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; k<<<sms, 64>>>(x.data_ptr<float>(), n);",
+        "int sms = at::cuda::getCurrentDeviceProperties()->multiProcessorCount; k<<<sms, 64>>>(x.data_ptr<float>(), n);",  # noqa: E501
         "while (true) { n += 1; }",
         "std::vector<int> v; for (auto e : v) {}",
         "k<<<n / 0, 64>>>(x.data_ptr<float>(), n);",

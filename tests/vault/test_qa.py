@@ -100,8 +100,8 @@ Too short.
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "tiny"
     files = {
-        "include/tiny/tiny.h": HEADER, "include/tiny/bad.h": BAD, "samples/scale.cpp": SAMPLE, "docs/manual.rst": PAGE, "test/include/t.h": HEADER,
-        "samples/broken.cpp": SAMPLE.replace("tinyScale(4", "tinyScale(4, 5, 6"), "samples/other.cpp": "int main() {}\n",
+        "include/tiny/tiny.h": HEADER, "include/tiny/bad.h": BAD, "samples/scale.cpp": SAMPLE, "docs/manual.rst": PAGE, "test/include/t.h": HEADER,  # noqa: E501
+        "samples/broken.cpp": SAMPLE.replace("tinyScale(4", "tinyScale(4, 5, 6"), "samples/other.cpp": "int main() {}\n",  # noqa: E501
         "LICENSE.md": "MIT License\n\nPermission is hereby granted, free of charge, to any person\n",
     }  # fmt: skip
     for name, text in files.items():
@@ -118,7 +118,7 @@ def run(checkout: Path, **more: Any) -> tuple[list[dict[str, Any]], list[dict[st
 
 
 def test_pairs_cite_their_source_and_code_has_compiled(checkout: Path) -> None:
-    pairs, dropped, result = run(checkout)
+    pairs, _, result = run(checkout)
     assert result["kinds"] == {"enum": 1, "function": 1, "example": 1, "function template": 1, "sample": 1, "page": 1}
     by_kind = {p["kind"]: p for p in pairs}
     function = by_kind["function"]
@@ -148,7 +148,7 @@ def test_code_that_does_not_compile_is_left_out_with_the_reason(checkout: Path) 
 
 def test_a_checkout_without_a_known_licence_is_refused_unless_it_is_said(checkout: Path) -> None:
     (checkout / "LICENSE.md").write_text("Ask us.\n")
-    with pytest.raises(KvcError, match="KVC0101.*licence"):
+    with pytest.raises(KvcError, match=r"KVC0101.*licence"):
         run(checkout)
     assert run(checkout, licence="BSD-2-Clause")[2]["licence"] == "BSD-2-Clause"
 
