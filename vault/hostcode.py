@@ -112,7 +112,8 @@ def take_apart(text: str) -> Parts:
 
 def _items(text: str) -> list[str]:
     """Top-level declarations; the contents of namespaces and of `extern "C"` blocks are top-level too."""
-    found, depth, start = [], 0, 0
+    found: list[str] = []
+    depth = start = 0
     for at, char in enumerate(text):
         if char == "{":
             head = text[start:at].strip()

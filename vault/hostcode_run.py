@@ -239,7 +239,8 @@ class Frame:
 
     def template(self) -> str | None:
         """The text between the angle brackets that begin here; None, with nothing taken, for a comparison."""
-        start, depth, inside = self.at, 0, []
+        start, depth = self.at, 0
+        inside: list[str] = []
         while self.here and self.here not in (";", "{", "}", "&&", "||", "<<<"):
             token = self.take()
             # A launch behind template arguments is lexed as one: `k<4 <<<`; `>>` never is.

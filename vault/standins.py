@@ -146,7 +146,7 @@ class _Jit:
         parts = tuple(extent) if isinstance(extent, (tuple, list)) else (extent,)
         x, y, z = (*(int(p) for p in parts), 1, 1)[:3]
         values = tuple(_plain(named[n]) for n in self.arg_names)
-        kept = {k: int(options[k]) for k in ("num_warps", "num_stages") if k in options}
+        kept: dict[str, int] = {k: int(options[k]) for k in ("num_warps", "num_stages") if k in options}
         self.notes.launches.append(TritonLaunch(self.__name__, (x, y, z), values, tuple(self.arg_names), kept))
 
 
