@@ -186,9 +186,11 @@ class ValueScope(IndexScope):
     def _joined(self, template: str, strength: int, values: list[V], kind: DType) -> V:
         """A template over texts, with the longest argument in a local where the line gets too long."""
         while sum(len(v.text) for v in values) + len(template) > LINE:
-            longest = max(range(len(values)), key=lambda n: len(values[n].text))
-            if len(values[longest].text) < 24:
+            # What has a name already gains nothing from another, however long the name is.
+            wide = [n for n, v in enumerate(values) if len(v.text) >= 24 and not v.text.isidentifier()]
+            if not wide:
                 break
+            longest = max(wide, key=lambda n: len(values[n].text))
             values = [self._named(v, "v") if n == longest else v for n, v in enumerate(values)]
         axes = frozenset().union(*(v.axes for v in values))
         return V(template.format(*(v.text for v in values)), strength, kind, axes)

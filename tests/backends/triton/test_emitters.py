@@ -162,6 +162,14 @@ def test_long_names_give_wrapped_calls() -> None:
     compile_candidate(candidate)
 
 
+def test_names_longer_than_a_line_together_are_joined_as_they_are() -> None:
+    a, b = "running_mean_" + "of_the_block_" * 5 + "a", "running_mean_" + "of_the_block_" * 5 + "b"
+    text = f"kernel k({a}: f32[n=50], {b}: f32[n]) -> (y: f32[n]) {{ y[n] = maximum({a}[n], {b}[n]) * {a}[n] }}"
+    task = Task(parse_kernel(text), arch(CHIP))
+    candidate = next(first(task).propose(task, (), (), 0))
+    assert problems(candidate, Examiner(task.spec), ("normal",)) == []
+
+
 SYMBOLIC = """kernel symbolic<m in 1..100000 hint {m}, k in 1..5000 hint {k}>(x: f32[m,k], w: f32[k])
     -> (y: f32[m,k], z: f32[m], c: f32[m,k], i: i64[m]) {{
   s: f32[m] = sum(k) x[m,k] * w[k]
