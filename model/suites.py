@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvc.arch import DEFAULT_ARCH
 from kvc.diagnostics import KvcError
 
 RULES = "rules"  # the author that proves an adapter: the target's own emitters
@@ -108,7 +109,7 @@ class Request:
     out: Path
     author: str = RULES
     target: str = "hip"
-    arch: str = "gfx942"
+    arch: str = DEFAULT_ARCH
     executor: str = "sim"
     levels: tuple[int, ...] = (1, 2)
     every: int = 1

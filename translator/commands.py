@@ -171,9 +171,10 @@ def summary_of(done: Translation, out: Path, seconds: float) -> dict[str, Any]:
 
 def text_of(summary: dict[str, Any]) -> str:
     """The summary as a person reads it."""
+    once = f" a call and {summary['once']} once" if summary["once"] else ""
     lines = [
-        f"{summary['out']}: {summary['kernels']} kernels, {summary['distinct']} distinct, in {summary['target']} for "
-        f"{summary['arch']}; every one compiled and executed ({summary['executor']})"
+        f"{summary['out']}: {summary['kernels']} kernels{once}, {summary['distinct']} distinct, in "
+        f"{summary['target']} for {summary['arch']}; every one compiled and executed ({summary['executor']})"
     ]
     if summary["largest_kernel_error"]:
         worst = summary["largest_kernel_error"]
