@@ -56,11 +56,16 @@ class Work:
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a problem. The job: "file", "stage", "target", "arch", "executor", "seed", "full_size", "budget",
     "trials", "timeout_s"."""
+    return recorded(job, _run)
+
+
+def recorded(job: Mapping[str, Any], do: Callable[[Work], None]) -> dict[str, Any]:
+    """The record that `do` makes of a job in a folder of its own; a KvcError is its failure."""
     record: dict[str, Any] = {"status": "failed"}
     with tempfile.TemporaryDirectory(prefix="kvc-bench-") as folder:
         work = Work(job, record, Path(folder))
         try:
-            _run(work)
+            do(work)
         except KvcError as error:
             found = error.diagnostic
             record["failure"] = {"code": found.code, "message": found.message, "at": str(found.location or "")}

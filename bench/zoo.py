@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvc.arch import arch as arch_row
 from kvc.bench import zoo_models
 from kvc.bench.runner import Item, Runner, written
-from kvc.bench.stages import Work, described, fallback_error
+from kvc.bench.stages import Work, described, fallback_error, recorded
 from kvc.bench.zoo_models import Entry, entries
 from kvc.diagnostics import KvcError
 from kvc.emitter import composites
@@ -104,16 +103,7 @@ def digest(entry: Entry) -> str:
 
 def one(job: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a model. The job: "problem", "stage", "target", "arch", "executor", "mode", "seed", "timeout_s"."""
-    record: dict[str, Any] = {"status": "failed"}
-    with tempfile.TemporaryDirectory(prefix="kvc-zoo-") as folder:
-        work = Work(job, record, Path(folder))
-        try:
-            _one(work)
-        except KvcError as error:
-            found = error.diagnostic
-            record["failure"] = {"code": found.code, "message": found.message, "at": str(found.location or "")}
-    record["seconds"] = work.seconds
-    return record
+    return recorded(job, _one)
 
 
 def _one(work: Work) -> None:
