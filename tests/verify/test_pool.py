@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import os
 
 import numpy as np
 import pytest
 from kvc.diagnostics import KvcError
+from kvc.verify import sandbox
 from kvc.verify.frames import Frame, FrameError, read, write
 from kvc.verify.pool import WorkerPool
 
@@ -61,3 +64,11 @@ def test_an_executor_that_is_not_there_is_a_diagnostic() -> None:
     with WorkerPool(1) as pool, pytest.raises(KvcError) as caught:
         pool.execute([], {}, outputs=(), executor="abacus", arch="gfx942")
     assert caught.value.code == "KVC0105"
+
+
+@pytest.mark.parametrize("room", ["frontends", "backends", "simulator", "autotune", "bench", "vault", "model"])
+def test_a_worker_reads_every_room_however_it_is_installed(room: str) -> None:
+    found = importlib.util.find_spec(f"kvc.{room}")
+    assert found is not None and found.origin is not None
+    readable = [os.path.realpath(path) for path in sandbox.policy().readable]
+    assert any(os.path.realpath(found.origin).startswith(f"{path}/") for path in readable)

@@ -51,19 +51,7 @@ _SYSTEM = (
 )  # fmt: skip
 #: What a GPU's runtime reads beside its device nodes.
 _SYSTEM_OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/run/nvidia*")
-_PACKAGES = (
-    "kvc",
-    "kvc.frontends",
-    "kvc.backends",
-    "kvc.simulator",
-    "numpy",
-    "triton",
-    "torch",
-    "clang",
-    "ziglang",
-    "lark",
-    "nvidia",
-)
+_PACKAGES = ("kvc", "kvc.frontends", "numpy", "triton", "torch", "clang", "ziglang", "lark", "nvidia")
 
 
 _MEANING = {
@@ -158,10 +146,11 @@ def _import_roots() -> Iterator[str]:
     if site.ENABLE_USER_SITE:
         yield site.getusersitepackages()
     names = dict.fromkeys(_PACKAGES)
-    for group in ("kvc.targets", "kvc.executors"):
-        for entry in entry_points(group=group):
-            parts = entry.module.split(".")
-            names |= dict.fromkeys((parts[0], ".".join(parts[:2])))
+    for group in entry_points().groups:
+        if group.startswith("kvc."):  # every room that plugs something in, others' packages too
+            for entry in entry_points(group=group):
+                parts = entry.module.split(".")
+                names |= dict.fromkeys((parts[0], ".".join(parts[:2])))
     for name in names:
         try:
             spec = importlib.util.find_spec(name)
