@@ -7,6 +7,7 @@ where that gives other text; each is verified (the store usually has its verdict
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,9 +24,12 @@ from kvc.emitter import target as find_target
 from kvc.executors import choose
 from kvc.folder import read_folder
 from kvc.interface import interface_from_json
+from kvc.kernel import KernelSpec
+from kvc.library import LibraryChoice
+from kvc.library_forms import library_form
 from kvc.module_source import Interface
 from kvc.package import kernel_files, write
-from kvc.pipeline import Listener, NotVerified, Options, Translation, emitters_for, verdict_of
+from kvc.pipeline import Listener, NotVerified, Options, Translation, emitters_for, silent, verdict_of
 from kvc.plan import Invoke
 from kvc.records import launch_from_json
 from kvc.store import Store
@@ -99,11 +103,26 @@ def opened(folder: Path, bench: Bench, store: Store | None, jobs: int) -> Opened
 
     with ThreadPoolExecutor(jobs) as threads:
         artifacts = tuple(threads.map(artifact, plan.kernels))
-    options = Options(bench.executor, lock["numerics"], bench.seed, jobs=jobs)
+    options = Options(
+        bench.executor, lock["numerics"], bench.seed, jobs=jobs, library=lock.get("library") == "allowed"
+    )  # fmt: skip
     interface = interface_from_json(lock["model"]["interface"], lock["model"]["call"])
     constants = _constants(folder) if "constants.safetensors" in read.files else {}
-    done = Translation(None, _with_origins(plan, lock["steps"]), target, row, options, artifacts)
+    library = tuple(_choice(spec, records[spec.hash]) for spec in plan.kernels) if options.library else ()
+    done = Translation(
+        None, _with_origins(plan, lock["steps"]), target, row, options, artifacts, library=library
+    )  # fmt: skip
     return Opened(done, interface, constants)
+
+
+def _choice(spec: KernelSpec, record: Mapping[str, Any]) -> LibraryChoice:
+    """The library call that a record of the lock declares."""
+    if "library" not in record:
+        return LibraryChoice(None, "it was not chosen")
+    form = library_form(spec, f"_library_{record['name']}", record["numerics"])
+    if isinstance(form, str):
+        raise KvcError("KVC0804", f"{record['name']} has no library call: {form}", hint=_AGAIN)
+    return LibraryChoice.from_record(form, record["library"])
 
 
 def _with_origins(plan: Any, steps: Sequence[Mapping[str, Any]]) -> Any:
@@ -175,6 +194,7 @@ def tune_translation(
     emitters = emitters_for(done.target, done.options.emitters)
     account = Account(settings.budget, {name: weights[name] for name in chosen})
     artifacts, results = list(done.artifacts), {}
+    library = list(done.library)
     settings.listen("stage", {"name": "tune", "total": len(chosen)})
     for name in chosen:
         given = artifacts[known[name]]
@@ -182,9 +202,14 @@ def tune_translation(
         account.spent(sum(e.state != "" for e in found.history))
         artifacts[known[name]] = found.artifact
         results[name] = found
+        if found.changed and known[name] in done.library_calls:
+            # The call was faster than another kernel than this one: only a new comparison could keep it.
+            library[known[name]] = LibraryChoice(None, "its kernel was tuned since")
+            settings.listen("note", {"text": f"{name}: back to the kernel; translate with --library to compare again"})
         settings.listen("tuned", {"kernel": name, "result": found})
     tuning = {name: found.to_json() for name, found in results.items()}
-    return replace(done, artifacts=tuple(artifacts), tuning={**done.tuning, **tuning}), results
+    tuned = replace(done, artifacts=tuple(artifacts), tuning={**done.tuning, **tuning}, library=tuple(library))
+    return tuned, results
 
 
 def heaviest(weights: Mapping[str, float]) -> list[str]:
@@ -197,6 +222,19 @@ def heaviest(weights: Mapping[str, float]) -> list[str]:
         found.append(name)
         so_far += weights[name]
     return found
+
+
+def tune_within(
+    done: Translation, budget: Budget, bench: Bench, store: Store | None, jobs: int, listen: Listener = silent
+) -> Translation:
+    """The translation with its heaviest kernels tuned within `budget`: the best found so far."""
+    if budget.is_nothing:
+        return done
+    started = time.monotonic()
+    request = Request(Path(), budget=budget, jobs=jobs)
+    with settings_for(request, bench, done.arch.name, store, listen) as settings:
+        tuned, _ = tune_translation(done, settings)
+    return replace(tuned, seconds={**tuned.seconds, "tune": time.monotonic() - started})
 
 
 @contextmanager

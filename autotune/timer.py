@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
@@ -67,6 +67,8 @@ class Clock(Protocol):
 class DeviceClock:
     """Times on the device of an executor ("amdgpu", "cuda"), in a process of its own. KVC0604 when that dies."""
 
+    program = "kvc.autotune.timer"
+
     def __init__(self, executor: str, arch: str, timeout_s: float = TIMEOUT_S) -> None:
         self.executor = executor
         self.arch = arch
@@ -99,7 +101,7 @@ class DeviceClock:
     def _ask(self, frame: Frame) -> Frame:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvc.autotune.timer"],
+                [sys.executable, "-m", self.program],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
             )  # fmt: skip
         assert self._process.stdin is not None
@@ -189,7 +191,8 @@ def answer(frame: Frame) -> Frame:
     return Frame({"samples": samples, "given_up": bool(seen)})
 
 
-def main() -> None:
+def main(reply: Callable[[Frame], Frame] = answer) -> None:
+    """Answer frames from stdin on stdout until it ends."""
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a driver prints must not reach the pipe
 
@@ -204,7 +207,7 @@ def main() -> None:
             frame = read(exactly)
         except FrameError:
             return
-        write(pipe, answer(frame))
+        write(pipe, reply(frame))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _against_model(
         request = TranslateRequest(
             model=model, out=again, target=lock["target"], arch=lock["arch"], dtype=lock["model"]["dtype"] or None,
             mode=lock["model"]["mode"], executor=executor, numerics=lock["numerics"], strict=False, emitters=(),
-            seed=lock["seed"], jobs=jobs, use_cache=True,
+            seed=lock["seed"], jobs=jobs, use_cache=True, library=any("library" in k for k in lock["kernels"]),
         )  # fmt: skip
         try:
             run_translate(request, _silent(console))

@@ -93,6 +93,14 @@ def translate(
     budget: Annotated[
         str, typer.Option("--budget", help="What tuning may cost: 0, 30s, 10m, 2h or 200t (trials); see kvc tune.")
     ] = "0",
+    library: Annotated[
+        bool,
+        typer.Option(
+            "--library/--no-library",
+            help="Let a vendor library's call replace a kernel where it is verified and measured to be faster (needs "
+            "the GPU). --no-library: generated kernels alone.",
+        ),
+    ] = False,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
     verbose: VerboseOpt = False,
@@ -119,6 +127,7 @@ def translate(
         jobs=jobs,
         use_cache=not no_cache,
         budget=budget,
+        library=library,
     )
     console = console_for(as_json, quiet, verbose)
     summary = run_translate(request, console)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from kvc.verify.verdict import Rejected, Verified
 
 if TYPE_CHECKING:
     from kvc.frontends.fx.capture import Captured
+    from kvc.library import Contender
 
 Init = tuple[tuple[Any, ...], dict[str, Any]] | None
 DTYPE_NAMES = ("f32", "f16", "bf16")
@@ -45,6 +47,7 @@ class TranslateRequest:
     jobs: int
     use_cache: bool
     budget: str = "0"
+    library: bool = False
 
 
 def check_dtype(name: str | None) -> str | None:
@@ -88,8 +91,10 @@ def one_thread() -> None:
 
 def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]:
     """Translate and write; gives the summary that `--json` prints."""
+    from kvc.autotune.budget import Budget
     from kvc.interface import interface_of, stored_constants
-    from kvc.package import check_destination, write
+    from kvc.library import choose_libraries, contender_for
+    from kvc.package import check_destination, kernel_files, write
     from kvc.passes.memory import memory_plan
     from kvc.whole import model_reference
 
@@ -99,18 +104,26 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
     check_arch(row)
     check_dtype(request.dtype)
     check_destination(out)
+    budget = Budget.parse(request.budget)
     executor = choose(request.executor, row)
     options = Options(
-        executor, request.numerics, request.seed, request.strict, request.emitters, jobs=request.jobs
+        executor, request.numerics, request.seed, request.strict, request.emitters, jobs=request.jobs,
+        library=request.library,
     )  # fmt: skip
     store = Store() if request.use_cache else None
     one_thread()
-    with console.progress(), WorkerPool(request.jobs, options.timeout_s) as pool:
+    contender = contender_for(executor, row.name) if request.library else None
+    with console.progress(), WorkerPool(request.jobs, options.timeout_s) as pool, _until_end(contender):
         console.listen("stage", {"name": "capture"})
         captured, init = captured_model(request.model, request.mode, request.dtype)
         bench = Bench(pool, executor, request.seed)
         done = translate(captured, target, row, options, bench=bench, store=store, listen=console.listen)
-        done = _tuned(done, request, bench, store, console)
+        if not budget.is_nothing:  # what `kvc tune` does, before anything is written
+            from kvc.autotune.folder import tune_within
+
+            done = tune_within(done, budget, bench, store, request.jobs, console.listen)
+        if contender is not None:
+            done = choose_libraries(done, [file.name for file in kernel_files(done)], contender, console.listen)
         interface = interface_of(captured, Path(request.model).name, request.dtype or "", init)
         references = [model_reference(captured, done.plan, request.seed)]
         done = write(out, done, interface, stored_constants(captured), references, bench, console.listen)
@@ -120,22 +133,8 @@ def run_translate(request: TranslateRequest, console: Console) -> dict[str, Any]
     return summary
 
 
-def _tuned(
-    done: Translation, request: TranslateRequest, bench: Bench, store: Store | None, console: Console
-) -> Translation:
-    """`--budget`: the kernels that take most time, tuned before they are written; what `kvc tune` does."""
-    from kvc.autotune.budget import Budget
-
-    budget = Budget.parse(request.budget)
-    if budget.is_nothing:
-        return done
-    from kvc.autotune.folder import Request, settings_for, tune_translation
-
-    started = time.monotonic()
-    given = Request(Path(), budget=budget, jobs=request.jobs)
-    with settings_for(given, bench, done.arch.name, store, console.listen) as settings:
-        tuned, _ = tune_translation(done, settings)
-    return replace(tuned, seconds={**tuned.seconds, "tune": time.monotonic() - started})
+def _until_end(contender: Contender | None) -> AbstractContextManager[Contender | None]:
+    return closing(contender) if contender is not None else nullcontext()
 
 
 def summary_of(done: Translation, out: Path, seconds: float) -> dict[str, Any]:
@@ -160,6 +159,11 @@ def summary_of(done: Translation, out: Path, seconds: float) -> dict[str, Any]:
         "cached": sum(a.cached for attempts in done.attempts for a in attempts),
         "schedules": [a.candidate.schedule for a in done.artifacts],
         "fallbacks": [{"op": f.node.op, "reason": f.reason, "at": str(f.node.loc or "")} for f in done.plan.fallbacks],
+        "library": [
+            {"kernel": n, "calls": list(c.form.calls), "library_us": c.library_us, "kernel_us": c.kernel_us}
+            for n, c in done.library_calls.items()
+            if c.form is not None
+        ],
         "largest_kernel_error": {"error": worst.error, "tolerance": worst.tolerance} if worst else None,
         "model_error": {"error": whole.error, "tolerance": whole.tolerance, "eager_error": whole.working}
         if whole
@@ -188,6 +192,11 @@ def text_of(summary: dict[str, Any]) -> str:
     for fallback in summary["fallbacks"]:
         where = f"{fallback['at']}: " if fallback["at"] else ""
         lines.append(f"  eager fallback        {where}{fallback['op']}: {fallback['reason']}")
+    for call in summary["library"]:
+        lines.append(
+            f"  library call          {call['calls'][0]} in the place of kernel {call['kernel'] + 1}: "
+            f"{call['library_us']:.1f} us, the kernel {call['kernel_us']:.1f} us"
+        )
     cached = f", {summary['cached']} of them from the cache" if summary["cached"] else ""
     lines.append(f"  {summary['seconds']:.1f} s{cached}")
     lines.append(f"  read {Path(summary['out']) / 'report.html'}, or check again with: kvc verify {summary['out']}")

@@ -58,9 +58,14 @@ _KERNEL = {
     "launches": [_LAUNCH], "workspace": [{"name": str, "dtype": str, "numel": int}],
     "resources": {str: (dict, str)}, "checks": [str], "input_sets": [str],
     "errors": [_ERROR], "warnings": [str], "origin": [str], "uses": int,
+    "library?": {
+        "family": str, "calls": [str], "sha256": str, "executor": str, "checks": [str], "input_sets": [str],
+        "errors": [_ERROR], "facts": {str: str},
+    },
 }  # fmt: skip
 LOCK_SHAPE: Any = {
-    "format": int, "target": str, "arch": str, "numerics": str, "seed": int, "kernels": [_KERNEL], "files": paths,
+    "format": int, "target": str, "arch": str, "numerics": str, "library?": str, "seed": int,
+    "kernels": [_KERNEL], "files": paths,
     "fallbacks": [{"op": str, "reason": str, "at": str}],
     "steps": [{"kernel?": str, "fallback?": str, "inputs?": [str], "outputs": [str], "origin?": [str], "once?": bool}],
     "toolchain": {str: (str, int, list, dict, type(None))},

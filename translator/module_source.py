@@ -14,6 +14,7 @@ from kvc.dtypes import DType, dtype
 from kvc.emitter import Candidate
 from kvc.graph import Arg, Attr, Graph, Input, Ref, TensorType
 from kvc.kernel import contiguous
+from kvc.library_forms import LibraryForm
 from kvc.passes.memory import MemoryPlan
 from kvc.plan import Fallback, Invoke, Plan, Step
 from kvc.verify.buffers import buffer_of
@@ -100,7 +101,9 @@ class _Writer:
         artifacts: Sequence[Artifact],
         files: Sequence[KernelFile],
         interface: Interface,
+        library: Mapping[int, LibraryForm],
     ) -> None:
+        self.library = library
         self.plan = plan
         self.memory = memory
         self.artifacts = artifacts
@@ -211,9 +214,29 @@ class _Writer:
 
     def step(self, step: Step) -> None:
         if isinstance(step, Invoke):
-            self.invoke(step)
+            if step.kernel in self.library:
+                self.library_call(step, self.library[step.kernel])
+            else:
+                self.invoke(step)
         else:
             self.fallback(step)
+
+    def library_call(self, step: Invoke, form: LibraryForm) -> None:
+        """A step that torch does: declared in the lock, chosen because it was measured to be faster."""
+        origin = ", ".join(dict.fromkeys(str(loc) for loc in step.origin))
+        self.body.append(
+            f"# library call in the place of {self.files[step.kernel].name}" + (f": {origin}" if origin else "")
+        )
+        (value,) = step.outputs
+        name, t = identifier(value, self.names), self.type_of(value)
+        spec = self.plan.kernels[step.kernel]
+        bound = dict(zip((o.name for o in spec.inputs), step.inputs, strict=True))
+        text = f"{form.name}({', '.join(self.tensor(bound[operand]) for operand in form.inputs)})"
+        out = spec.outputs[0].name
+        if (t.shape, t.strides) != (spec.shape_of(out), spec.strides_of(out)):
+            text += f".as_strided({t.shape}, {t.strides})"
+        self.body.append(f"{name} = {text}")
+        self.expr[value] = name
 
     def invoke(self, step: Invoke) -> None:
         artifact, file = self.artifacts[step.kernel], self.files[step.kernel]
@@ -389,11 +412,13 @@ def module_source(
     artifacts: Sequence[Artifact],
     files: Sequence[KernelFile],
     interface: Interface,
+    library: Mapping[int, LibraryForm] | None = None,
 ) -> str:
-    """The text of module.py."""
+    """The text of module.py; `library` gives the calls that take kernels' places, by kernel."""
     from kvc.templates import render
 
-    writer = _Writer(plan, memory, artifacts, files, interface)
+    calls = dict(library or {})
+    writer = _Writer(plan, memory, artifacts, files, interface, calls)
     device = writer.inputs()
     writer.steps()
     result = writer.finish()
@@ -408,6 +433,7 @@ def module_source(
         native=bool(files) and all(f.source.endswith(".py") for f in files),
         mode=interface.mode,
         distinct=len(files),
+        library=[form.source for form in calls.values()],
         fallbacks=len(plan.fallbacks) or "no",
         arena_bytes=max(writer.arena, ALIGN),
         kernels=writer.kernels,

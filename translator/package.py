@@ -169,7 +169,8 @@ def write_files(stage: Path, translation: Translation, interface: Interface, con
         (stage / file.source).write_text(source, encoding="utf-8")
         for symbol, path in file.objects.items():
             (stage / path).write_bytes(artifact.verified.compiled.objects[symbol].binary)
-    text = module_source(plan, memory_plan(plan), translation.artifacts, files, interface)
+    library = {n: choice.form for n, choice in translation.library_calls.items() if choice.form is not None}
+    text = module_source(plan, memory_plan(plan), translation.artifacts, files, interface, library)
     (stage / "module.py").write_text(text, encoding="utf-8")
     (stage / "graph.kir").write_text(print_graph(plan.graph) + "\n", encoding="utf-8")
     (stage / "kernels.kir").write_text(
@@ -228,7 +229,7 @@ def kernel_record(translation: Translation, index: int, file: KernelFile, stage:
         "warnings": list(evidence.warnings),
         "origin": list(translation.origins[index]),
         "uses": sum(isinstance(s, Invoke) and s.kernel == index for s in translation.plan.steps),
-    }
+    } | ({"library": translation.library[index].record()} if index in translation.library_calls else {})
 
 
 def fallback_record(step: Fallback) -> dict[str, Any]:
@@ -267,6 +268,7 @@ def lock_of(translation: Translation, interface: Interface, stage: Path) -> dict
         "target": translation.target.name,
         "arch": translation.arch.name,
         "numerics": translation.options.numerics,
+        "library": "allowed" if translation.options.library else "forbidden",
         "seed": translation.options.seed,
         "kernels": sorted(records, key=lambda r: str(r["name"])),
         "steps": steps,
@@ -374,7 +376,7 @@ def measurements_of(translation: Translation) -> dict[str, Any]:
     from kvc.estimate import estimate
 
     kernels: dict[str, dict[str, Any]] = {}
-    for file, artifact in zip(kernel_files(translation), translation.artifacts, strict=True):
+    for index, (file, artifact) in enumerate(zip(kernel_files(translation), translation.artifacts, strict=True)):
         evidence = artifact.verified.evidence
         kernels[file.name] = {
             "counters": evidence.counters,
@@ -382,6 +384,8 @@ def measurements_of(translation: Translation) -> dict[str, Any]:
         }
         if file.name in translation.tuning:
             kernels[file.name]["tuning"] = dict(translation.tuning[file.name])
+        if translation.library:
+            kernels[file.name]["library"] = translation.library[index].measured()
     return {"seconds": {k: round(v, 3) for k, v in translation.seconds.items()}, "kernels": kernels}
 
 

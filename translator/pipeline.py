@@ -26,7 +26,11 @@ from kvc.verify.verdict import Artifact, Rejected, Verdict, Verified
 
 if TYPE_CHECKING:
     from kvc.frontends.fx.capture import Captured
+    from kvc.library import LibraryChoice
     from kvc.verify.model import ModelEvidence
+
+#: Gives a task an artifact that exists already, or None, with what was tried for it.
+Supply = Callable[[Task], tuple[Artifact | None, list["Attempt"]]]
 
 #: Called with (event, details) as work goes on: "stage" {"name"}, "kernel" {"index", "name", "state", ...}.
 Listener = Callable[[str, dict[str, Any]], None]
@@ -48,6 +52,7 @@ class Options:
     emitters: tuple[str, ...] = ()
     jobs: int = 2
     timeout_s: float = 300.0
+    library: bool = False  # whether library calls may take kernels' places (kvc.library)
 
     def __post_init__(self) -> None:
         if self.numerics not in NUMERICS:
@@ -81,6 +86,12 @@ class Translation:
     evidence: tuple[ModelEvidence, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     tuning: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kernel name: what kvc.autotune tried
+    library: tuple[LibraryChoice, ...] = ()  # one a kernel, where libraries were allowed
+
+    @property
+    def library_calls(self) -> dict[int, LibraryChoice]:
+        """The library calls that take kernels' places, by kernel."""
+        return {n: choice for n, choice in enumerate(self.library) if choice.chosen}
 
     @property
     def origins(self) -> tuple[tuple[str, ...], ...]:
@@ -174,10 +185,12 @@ def failure(spec_name: str, attempts: Sequence[Attempt]) -> KvcError:
 
 
 def translate_kernels(
-    plan: Plan, target: Target, arch: ArchSpec, options: Options, bench: Bench, store: Store | None, listen: Listener
+    plan: Plan, target: Target, arch: ArchSpec, options: Options, bench: Bench, store: Store | None, listen: Listener,
+    supply: Supply | None = None,
 ) -> tuple[tuple[Artifact, ...], tuple[tuple[Attempt, ...], ...]]:
     """An artifact for each distinct kernel, worked out on `options.jobs` threads (each drives a worker process).
-    Raises KVC0401 or NotVerified for the first kernel, in plan order, that has none."""
+    Kernels that `supply` has are taken from there. Raises KVC0401 or NotVerified for the first kernel, in plan order,
+    that has none."""
     emitters = emitters_for(target, options.emitters)
     tasks = [Task(spec, arch, options.numerics) for spec in plan.kernels]
     if isinstance(emitters[0], Batched):
@@ -187,7 +200,10 @@ def translate_kernels(
         spec = plan.kernels[index]
         listen("kernel", {"index": index, "name": spec.name, "state": "start"})
         started = time.monotonic()
-        artifact, attempts = solve(tasks[index], target, bench, store, emitters)
+        artifact, attempts = supply(tasks[index]) if supply is not None else (None, [])
+        if artifact is None:
+            artifact, tried = solve(tasks[index], target, bench, store, emitters)
+            attempts = [*attempts, *tried]
         state = "verified" if artifact is not None else "rejected"
         tell("verdicts", lambda: f"{spec.name}: {attempts_text(attempts)}")
         if artifact is not None:
@@ -281,6 +297,7 @@ def translate(
     bench: Bench,
     store: Store | None = None,
     listen: Listener = silent,
+    supply: Supply | None = None,
 ) -> Translation:
     """Cut, write and verify every kernel of a captured model; the whole model is verified by kvc.package when it is
     written. Raises KvcError (cannot be done) or NotVerified (no candidate passed)."""
@@ -296,6 +313,6 @@ def translate(
     seconds["partition"] = time.monotonic() - started
     listen("stage", {"name": "kernels", "total": len(plan.kernels), "steps": len(plan.steps)})
     started = time.monotonic()
-    artifacts, attempts = translate_kernels(plan, target, arch, options, bench, store, listen)
+    artifacts, attempts = translate_kernels(plan, target, arch, options, bench, store, listen, supply)
     seconds["kernels"] = time.monotonic() - started
     return Translation(captured, plan, target, arch, options, artifacts, attempts, seconds=seconds)

@@ -63,6 +63,9 @@ def verify_folder(
         kernels.append({"name": record["name"], "ok": found is None, **summary})
         lines.append(f"{record['name']}: {'verified' if found is None else found}{_error_text(summary)}")
         compiled |= dict.fromkeys(record["code_objects"], code) if code is not None else {}
+    found_calls, fine = _library(folder, lock, specs, bench)
+    lines += found_calls
+    ok &= fine
     evidence: list[dict[str, Any]] = []
     if ok:
         listen("stage", {"name": "model"})
@@ -120,6 +123,52 @@ def _kernel(
             raise
         return error.diagnostic, {}, None
     return None, {"errors": [e.to_json() for e in verdict.evidence.errors]}, verdict.compiled
+
+
+def _library(
+    folder: Path, lock: Mapping[str, Any], specs: Mapping[str, KernelSpec], bench: Bench
+) -> tuple[list[str], bool]:
+    """The library calls that the lock declares, each held to the verifier's comparisons: on the device where there is
+    one, else on the CPU, which shows that the call states the spec and no more. Calls that the lock does not declare,
+    or that are not the ones this kvc writes, are KVC0804."""
+    from contextlib import closing
+
+    from kvc.library import Host, LibraryChoice, contender_for, verified
+    from kvc.library_forms import library_form
+    from kvc.verify.judge import input_sets
+    from kvc.verify.oracle import Examiner
+
+    declared = {r["name"]: r for r in lock["kernels"] if "library" in r}
+    text = _file(folder, "module.py").decode()
+    written = {
+        line[len("def _library_") :].partition("(")[0] for line in text.splitlines() if line.startswith("def _library_")
+    }
+    lines, ok = [], True
+    if written != set(declared) or (declared and lock.get("library") != "allowed"):
+        wrong = ", ".join(sorted(written ^ set(declared))) or "libraries are forbidden"
+        return [f"module.py: KVC0804: its library calls are not those that the lock declares: {wrong}"], False
+    if not declared:
+        return [], True
+    made = Host() if bench.executor == "sim" else contender_for(bench.executor, lock["arch"])
+    where = "torch on this CPU (its form only)" if bench.executor == "sim" else bench.executor
+    with closing(made) as contender:
+        for name, record in declared.items():
+            spec = specs[name]
+            form = library_form(spec, f"_library_{name}", record["numerics"])
+            try:
+                if isinstance(form, str) or form.source not in text:
+                    raise KvcError("KVC0804", f"its library call is not what this kvc writes for {name}")
+                LibraryChoice.from_record(form, record["library"])
+                examiner = Examiner(spec, bench.seed)
+                found = verified(form, spec, examiner, input_sets(spec, examiner, bench.seed), contender)
+            except KvcError as error:
+                if not _is_judgement(error.code):
+                    raise
+                found = Rejected("compare", error.diagnostic)
+            ok &= not isinstance(found, Rejected)
+            said = str(found.diagnostic) if isinstance(found, Rejected) else f"verified on {where}"
+            lines.append(f"{name}: library call {record['library']['calls'][0]}: {said}")
+    return lines, ok
 
 
 def _is_judgement(code: str) -> bool:

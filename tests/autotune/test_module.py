@@ -25,7 +25,7 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
         tensors=[{"name": "'count'", "shape": (1,), "strides": (1,), "dtype": "float32", "kind": "buffer"}],
         safetensors_dtypes={}, tied={}, used=["'count'"], signature=", x, scale=1.0", prologue=[], device="x.device",
         body=["w[0].add_(1)", "y = x * scale"], result='{"y": y}', init_record="None", init_arguments="",
-        derived=[],
+        derived=[], library=[],
     )  # fmt: skip
     (tmp_path / "module.py").write_text(text)
     with written_module(tmp_path) as written:

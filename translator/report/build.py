@@ -84,8 +84,13 @@ def report_html(folder: Folder) -> str:
         worst=worst,
         worst_bar=decades(worst["error"], worst["tolerance"]) if worst else 0.0,
         warnings=[(k["name"], w) for k in lock["kernels"] for w in k["warnings"]],
+        library=[
+            (k["name"], k["library"], folder.measured(k["name"]).get("library", {}))
+            for k in lock["kernels"]
+            if "library" in k
+        ],
         executors=sorted({k["executor"] for k in lock["kernels"]}),
-        launches=sum(len(k["launches"]) * k["uses"] for k in lock["kernels"]),
+        launches=sum(len(k["launches"]) * k["uses"] for k in lock["kernels"] if "library" not in k),
         graph=graph,
         drawing=drawing.draw_graph(parse_graph(graph, "graph.kir"), lock["steps"], folder.kernels),
         box=(drawing.BOX_W, drawing.BOX_H),

@@ -57,7 +57,9 @@ def draw_graph(graph: Graph, steps: Sequence[Mapping[str, Any]], kernels: Mappin
         if name is not None:
             record = kernels[name]
             where = ", ".join(step["origin"])
-            boxes.append(Box(name, f"{record['schedule']}  {where}", "kernel", f"#k-{name}"))
+            how = f"library: {record['library']['calls'][0]}" if "library" in record else record["schedule"]
+            kind = "fallback" if "library" in record else "kernel"
+            boxes.append(Box(name, f"{how}  {where}", kind, f"#k-{name}"))
             reads = step["inputs"]
         else:
             boxes.append(Box(step["fallback"], "runs eagerly", "fallback", "#fallbacks"))

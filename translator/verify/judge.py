@@ -7,7 +7,7 @@ a process that no candidate ever enters.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from kvc.verify.oracle import Examiner, Reference
 from kvc.verify.pool import WorkerPool
 from kvc.verify.roundings import left_out
 from kvc.verify.ties import replay, tie_statements
-from kvc.verify.verdict import Evidence, OutputError, Rejected, Verdict, Verified
+from kvc.verify.verdict import Evidence, OutputError, Rejected, Verdict, Verified, worst_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,7 +97,7 @@ def _judge(candidate: Candidate, bench: Bench, examiner: Examiner, known: Collec
     for name in sets:
         reference = examiner.reference(name)
         execution = _run(candidate, plans, reference, bench, bench.seed)
-        errors += _compare(candidate, execution, reference, examiner)
+        errors += _compare(spec, outputs_of(spec, execution.buffers), reference, examiner)
         if not first:
             first, counters = execution.buffers, execution.evidence
     _check_sizes(candidate, compiled, bench)
@@ -111,7 +111,7 @@ def _judge(candidate: Candidate, bench: Bench, examiner: Examiner, known: Collec
         seed=bench.seed,
         checks=CHECKS if _must_repeat(spec) else CHECKS[:-1],
         input_sets=sets,
-        errors=_worst(errors),
+        errors=worst_errors(errors),
         resources=compiled.resources,
         counters=counters,
         warnings=tuple(
@@ -186,7 +186,7 @@ def _check_sizes(candidate: Candidate, compiled: Compiled, bench: Bench) -> None
         reference = examiner.reference(examiner.input_sets[0])
         try:
             execution = _run(other, launch_plans(other, compiled), reference, bench, bench.seed)
-            _compare(other, execution, reference, examiner)
+            _compare(spec, outputs_of(spec, execution.buffers), reference, examiner)
         except _Reject as rejection:
             inner = rejection.verdict
             sizes = ", ".join(f"{s.name}={s.typical}" for s in spec.sizes if s.size is None)
@@ -255,11 +255,22 @@ def _run(candidate: Candidate, plans: list[LaunchPlan], reference: Reference, be
     return execution
 
 
-def _compare(candidate: Candidate, execution: Execution, reference: Reference, examiner: Examiner) -> list[OutputError]:
+def compare_outputs(
+    spec: KernelSpec, got: Mapping[str, torch.Tensor], reference: Reference, examiner: Examiner
+) -> list[OutputError] | Rejected:
+    """The errors of outputs in logical shape against a reference, or the rejection: what kernels are held to, for what
+    is no kernel."""
+    try:
+        return _compare(spec, dict(got), reference, examiner)
+    except _Reject as rejection:
+        return rejection.verdict
+
+
+def _compare(
+    spec: KernelSpec, got: dict[str, torch.Tensor], reference: Reference, examiner: Examiner
+) -> list[OutputError]:
     import torch
 
-    spec = candidate.task.spec
-    got = outputs_of(spec, execution.buffers)
     oracle, working = reference.oracle, reference.working
     ties = [s.target for s in tie_statements(spec)]
     if any(bool((got[name] != oracle[name]).any()) for name in ties):
@@ -293,16 +304,6 @@ def _compare(candidate: Candidate, execution: Execution, reference: Reference, e
 
 def _placed(diagnostic: Diagnostic, input_set: str) -> Diagnostic:
     return replace(diagnostic, details={**diagnostic.details, "input_set": input_set})
-
-
-def _worst(errors: list[OutputError]) -> tuple[OutputError, ...]:
-    """For each output the largest error among the well-conditioned input sets (among all, where there is none)."""
-    worst = {}
-    for name in dict.fromkeys(e.output for e in errors):
-        mine = [e for e in errors if e.output == name]
-        well = [e for e in mine if e.allowed <= e.tolerance]
-        worst[name] = max(well or mine, key=lambda e: e.error)
-    return tuple(worst.values())
 
 
 def _must_repeat(spec: KernelSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,6 +36,16 @@ class OutputError:
     @staticmethod
     def from_json(data: dict[str, Any]) -> OutputError:
         return OutputError(**{**data, "where": tuple(data["where"])})
+
+
+def worst_errors(errors: Sequence[OutputError]) -> tuple[OutputError, ...]:
+    """For each output the largest error among the well-conditioned input sets (among all, where there is none)."""
+    worst = {}
+    for name in dict.fromkeys(e.output for e in errors):
+        mine = [e for e in errors if e.output == name]
+        well = [e for e in mine if e.allowed <= e.tolerance]
+        worst[name] = max(well or mine, key=lambda e: e.error)
+    return tuple(worst.values())
 
 
 @dataclass(frozen=True)
