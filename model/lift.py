@@ -1,9 +1,10 @@
 """From a verified candidate to the answer that a model learns: numbers become expressions over the sizes.
 
 A number of a kernel says nothing about where it comes from: 32 may be an extent, a tile or a padding. So the rule that
-wrote the kernel is asked again for the same spec with other sizes; kernels that come out alike but for their numbers
-are witnesses, and an expression has to fit at all of them. Every lifted answer is assembled again and must give the
-candidate back, token for token.
+wrote the kernel is asked again, once with extents that know their names (kvc.model.trace), and for the same spec with
+other sizes: kernels that come out alike but for their numbers are witnesses, and for a number that lost its name an
+expression has to fit at all of them. Every lifted answer is assembled again and must give the candidate back, token for
+token.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
 from kvc.diagnostics import KvcError
-from kvc.emitter import Candidate, Emitter, Launch
+from kvc.emitter import Candidate, Emitter, Knob, Launch
 from kvc.kernel import KernelSpec, Size
 from kvc.model.frame import Frame, Run, assemble, parse
 from kvc.model.languages import Language, language, paragraphs, without_header
 from kvc.model.prompt import Asked, spec_text
-from kvc.model.sizes import NotAFrame
+from kvc.model.sizes import NotAFrame, evaluate
 from kvc.model.solve import Solver, domains_of
+from kvc.model.trace import MARK, traced_knobs, traced_task, tracing
 
 _NUMBER = re.compile(r"(?<![\w.$])\d+(?=LL\b|[^\w.]|\.(?!\d)|$)")
 _FLOAT = re.compile(r"(?<![\w.$])\d+\.?\d*(?:e[-+]?\d+)?f?(?![\w.])")
@@ -29,8 +33,11 @@ _KNOB_LINE = re.compile(r"\b([A-Z][A-Z_0-9]*) = (\d+);")
 #: What a rule may raise for sizes that contradict its spec; such a variant is no witness.
 _CONTRADICTIONS = (KvcError, ValueError, ArithmeticError, LookupError, AssertionError)
 WITNESSES, KNOB_WITNESSES = 3, 2
-#: Numbers below this are as they are: a model can count so far.
+#: Numbers below this are as they are: a model can count so far. Those of COMMON are blocks and tiles.
 NEAR = 17
+COMMON = (32, 64, 128, 256, 512, 1024)
+#: Other sizes at which the same answer is looked for.
+ALIKE = 3
 _EXPRESSION = re.compile(r"(\$\w*\((?:[^()]|\([^()]*\))*\))")
 
 
@@ -68,22 +75,41 @@ class Lifted:
         return self.frame.text()
 
 
-def lift(candidate: Candidate, emitter: Emitter, seed: int = 0) -> Lifted:
+def lift(candidate: Candidate, emitter: Emitter, seed: int = 0, others: int = ALIKE) -> Lifted:
     """The answer of a rule's candidate for a canonical task (`Asked.canonical_task`). NotAFrame where it cannot be put
-    into a frame that gives it back."""
+    into a frame that gives it back. `others`: for how many other sizes to look whether the answer is the same."""
     asked = Asked(candidate.task)
     lang = language(candidate.target)
     base = _plain(candidate, lang)
+    origins = _origins(candidate, emitter, base, lang)
+    if _is_explained(candidate, base, asked, origins):
+        frame = _lifted(candidate, base, asked, lang, [], origins)
+        lifted = Lifted(asked, candidate.target, frame, 0)
+        if is_exact(lifted, candidate):
+            alike = list(_alike(candidate, emitter, base, lang, seed, others))
+            return replace(lifted, witnesses=len(alike), alike=tuple(_also(lifted, candidate, alike)))
     witnesses = list(_witnesses(candidate, emitter, base, lang, seed))
-    if any(w.alike for w in witnesses):
-        frame = _lifted(candidate, base, asked, lang, witnesses)
+    if any(w.alike for w in witnesses) or any(origins):
+        frame = _lifted(candidate, base, asked, lang, witnesses, origins)
         lifted = Lifted(asked, candidate.target, frame, sum(w.alike for w in witnesses))
         if is_exact(lifted, candidate):
-            return replace(lifted, alike=tuple(_also(lifted, candidate, witnesses)))
+            return replace(lifted, alike=tuple(_also(lifted, candidate, witnesses))[:others])
     plain = Lifted(asked, candidate.target, _with_constants(base, asked, lang), 0)
     if not is_exact(plain, candidate):
         raise NotAFrame(f"{candidate.origin.emitter}: the frame does not give the candidate back")
     return plain
+
+
+def _is_explained(candidate: Candidate, base: Frame, asked: Asked, origins: Sequence[str | None]) -> bool:
+    """Whether every number has an origin, or is one that a model can copy: small, a power of two that no size is, in
+    the prompt, a knob. A number of the launches needs an origin that follows the knobs."""
+    _, numbers, first = _numbers(base)
+    copied = {int(n) for n in re.findall(r"\d+", spec_text(asked))} | set(_integers(candidate.knobs).values())
+    return all(
+        origin is not None or n < NEAR or (n in copied if at >= first else n in COMMON)
+        or (n in COMMON and n not in asked.sizes.values())
+        for at, (n, origin) in enumerate(zip(numbers, origins, strict=True))
+    )  # fmt: skip
 
 
 def _also(lifted: Lifted, candidate: Candidate, witnesses: Sequence[Witness]) -> Iterator[Asked]:
@@ -108,7 +134,7 @@ def is_exact(lifted: Lifted, candidate: Candidate) -> bool:
     ]
 
 
-def emit(asked: Asked, emitter: Emitter, knobs: tuple[tuple[str, int | str | bool], ...]) -> Candidate | None:
+def emit(asked: Asked, emitter: Emitter, knobs: tuple[tuple[str, Knob], ...]) -> Candidate | None:
     """What a rule writes for the canonical task under a setting; None for nothing."""
     try:
         return next(iter(emitter.propose(asked.canonical_task, knobs, [], 0)), None)
@@ -152,6 +178,49 @@ def _run(launch: Launch, shared: dict[str, object], wave: int, lang: Language) -
     return Run(launch.kernel, launch.args, tuple(grid), "" if implied else str(launch.block[0]), lds, own)
 
 
+# ---------------------------------------------------------------- origins
+
+
+def _origins(candidate: Candidate, emitter: Emitter, base: Frame, lang: Language) -> list[str | None]:
+    """For each number of `_numbers` the expression that the rule made it by; None where it lost its origin."""
+    skeleton, numbers, _ = _numbers(base)
+    nothing: list[str | None] = [None] * len(numbers)
+    with tracing() as trace:
+        task = traced_task(replace(candidate.task, spec=Asked(candidate.task).spec))
+        try:
+            made = next(iter(emitter.propose(task, traced_knobs(candidate.knobs), [], 0)), None)
+        except _CONTRADICTIONS:
+            return nothing
+        if made is None:
+            return nothing
+        frame = _plain(made, lang)
+        texts = [*_launch_texts(frame), frame.body]
+    marked = re.compile(f"{MARK.pattern}|{_NUMBER.pattern}")
+    if _blank(marked.sub("0", "\n".join(texts))) != _blank("\n".join(skeleton[:-1])):
+        return nothing
+    found = [trace.texts[int(m[1])] if m[1] else None for text in texts for m in marked.finditer(text)]
+    if len(found) != len(numbers):
+        return nothing
+    names = asked_names(candidate)
+    return [t if t is not None and _is_value(t, n, names) else None for t, n in zip(found, numbers, strict=True)]
+
+
+def _blank(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def asked_names(candidate: Candidate) -> dict[str, int]:
+    """What an expression of an answer may name: knobs and sizes."""
+    return _integers(candidate.knobs) | Asked(candidate.task).sizes
+
+
+def _is_value(text: str, number: int, names: Mapping[str, int]) -> bool:
+    try:
+        return evaluate(text, names) == number
+    except NotAFrame:
+        return False
+
+
 # ---------------------------------------------------------------- witnesses
 
 
@@ -187,20 +256,7 @@ def _integers(knobs: Sequence[tuple[str, object]]) -> dict[str, int]:
 def _witnesses(candidate: Candidate, emitter: Emitter, base: Frame, lang: Language, seed: int) -> Iterator[Witness]:
     """The same kernel at other sizes, so that every axis varies that can, and under other knobs."""
     task = candidate.task
-    skeleton, shape = _numbers(base)[0], _shape(base)
-
-    def witness(spec: KernelSpec, knobs: tuple[tuple[str, int | str | bool], ...]) -> Witness | None:
-        asked = Asked(replace(task, spec=spec))
-        other = emit(asked, emitter, knobs)
-        if other is None:
-            return None
-        frame = _plain(other, lang)
-        again, numbers, _ = _numbers(frame)
-        alike = again == skeleton
-        if not alike and _shape(frame) != shape:
-            return None
-        return Witness(asked, other, numbers, alike)
-
+    witness = partial(_witness, candidate, emitter, base, lang)
     varied: set[str] = set()
     found = 0
     free = [s.name for s in task.spec.sizes if s.size is not None and s.size > 1]
@@ -217,10 +273,42 @@ def _witnesses(candidate: Candidate, emitter: Emitter, base: Frame, lang: Langua
     yield from _other_knobs(candidate, emitter, witness, seed)
 
 
+def _witness(
+    candidate: Candidate, emitter: Emitter, base: Frame, lang: Language, spec: KernelSpec,
+    knobs: tuple[tuple[str, Knob], ...],
+) -> Witness | None:  # fmt: skip
+    """What the rule writes for another spec or setting, where it can stand for the candidate."""
+    asked = Asked(replace(candidate.task, spec=spec))
+    other = emit(asked, emitter, knobs)
+    if other is None:
+        return None
+    frame = _plain(other, lang)
+    again, numbers, _ = _numbers(frame)
+    alike = again == _numbers(base)[0]
+    if not alike and _shape(frame) != _shape(base):
+        return None
+    return Witness(asked, other, numbers, alike)
+
+
+def _alike(
+    candidate: Candidate, emitter: Emitter, base: Frame, lang: Language, seed: int, most: int
+) -> Iterator[Witness]:
+    """At most `most` other sizes at which the kernel is alike, of twice as many that are tried."""
+    free = [s.name for s in candidate.task.spec.sizes if s.size is not None and s.size > 1]
+    found = 0
+    for spec, _ in islice(_variants(candidate.task.spec, free, seed), 2 * most):
+        made = _witness(candidate, emitter, base, lang, spec, candidate.knobs)
+        if made is not None and made.alike:
+            found += 1
+            yield made
+        if found == most:
+            return
+
+
 def _other_knobs(
     candidate: Candidate,
     emitter: Emitter,
-    witness: Callable[[KernelSpec, tuple[tuple[str, int | str | bool], ...]], Witness | None],
+    witness: Callable[[KernelSpec, tuple[tuple[str, Knob], ...]], Witness | None],
     seed: int,
 ) -> Iterator[Witness]:
     """Witnesses for the same spec under a few other settings that have the same knobs."""
@@ -272,8 +360,12 @@ def _resized(spec: KernelSpec, extents: dict[str, int]) -> KernelSpec:
 # ---------------------------------------------------------------- expressions
 
 
-def _lifted(candidate: Candidate, base: Frame, asked: Asked, lang: Language, witnesses: Sequence[Witness]) -> Frame:
-    """The frame with each number that follows from sizes and knobs as an expression."""
+def _lifted(
+    candidate: Candidate, base: Frame, asked: Asked, lang: Language, witnesses: Sequence[Witness],
+    origins: Sequence[str | None],
+) -> Frame:  # fmt: skip
+    """The frame with each number that follows from sizes and knobs as an expression: in the kernel the one that the
+    rule made it by, in the launches the one that fits under other knobs too."""
     _, numbers, first = _numbers(base)
     domains, wave = domains_of(asked.spec), asked.task.arch.wave_size
     own = Witness(asked, candidate, numbers, True)
@@ -299,14 +391,18 @@ def _lifted(candidate: Candidate, base: Frame, asked: Asked, lang: Language, wit
         return None
 
     def replaced(found: re.Match[str]) -> str:
-        text = expression(next(position))
-        return found[0] if text is None else f"${_wrapped(text)}"
+        at = next(position)
+        text = (expression(at) or origins[at]) if at < first else (origins[at] or expression(at))
+        if text is None:
+            return found[0]
+        is_glued = found.end() < len(found.string) and found.string[found.end()].isalnum()  # 64LL
+        return f"$({text})" if is_glued else f"${_wrapped(text)}"
 
     texts = [_NUMBER.sub(replaced, text) for text in [*_launch_texts(base), base.body]]
     blocks = range(len(texts) - 1 - len(base.runs), len(texts) - 1)
     texts[:-1] = [_block_knob(text, own.knobs) if n in blocks else text for n, text in enumerate(texts[:-1])]
-    texts[-1] = _literals(texts[-1], asked)
     texts[-1] = _KNOB_LINE.sub(lambda m: f"{m[1]} = ${m[1]};" if own.knobs.get(m[1]) == int(m[2]) else m[0], texts[-1])
+    texts[-1] = _literals(texts[-1], asked)
     return _with_constants(_with_texts(base, texts), asked, lang)
 
 
@@ -327,7 +423,8 @@ def _literals(body: str, asked: Asked) -> str:
 
     def replaced(found: re.Match[str]) -> str:
         value = int(found[0])
-        return found[0] if value < NEAR or value in shown else (near | products).get(value, found[0])
+        is_plain = value < NEAR or value in shown or (value <= 1024 and value & (value - 1) == 0)
+        return found[0] if is_plain else (near | products).get(value, found[0])
 
     parts = _EXPRESSION.split(body)  # what stands between expressions, and the expressions
     return "".join(part if n % 2 else _NUMBER.sub(replaced, part) for n, part in enumerate(parts))

@@ -95,9 +95,11 @@ def spec_text(asked: Asked) -> str:
 
 
 def domain(axes: Sequence[str], sizes: dict[str, int]) -> str:
-    """`d0*d2=3072:1024`: axes, points and the largest power of two that divides them (up to 2^16)."""
+    """`d0*d2=3072:1024`: axes in order of their numbers, as answers have them, points and the largest power of two that
+    divides them (up to 2^16)."""
     points = math.prod(sizes[a] for a in axes)
-    return f"{'*'.join(axes) or 1}={points}:{math.gcd(points, 1 << 16)}"
+    order = list(sizes)
+    return f"{'*'.join(sorted(axes, key=order.index)) or 1}={points}:{math.gcd(points, 1 << 16)}"
 
 
 def facts(spec: KernelSpec, sizes: dict[str, int]) -> list[str]:
@@ -106,21 +108,21 @@ def facts(spec: KernelSpec, sizes: dict[str, int]) -> list[str]:
     from kvc.patterns import Stage, match
 
     pattern = match(spec)
-    seen: set[tuple[str, ...]] = {()}
+    seen: set[frozenset[str]] = {frozenset()}
     parts = [type(pattern).__name__.lower()]
     for field in fields(pattern):
         value: Any = getattr(pattern, field.name)
         if isinstance(value, tuple) and all(isinstance(v, str) and v in sizes for v in value):
             parts.append(f"{field.name} {domain(value, sizes)}" if value else f"{field.name} -")
-            seen.add(value)
+            seen.add(frozenset(value))
         elif isinstance(value, tuple) and value and all(isinstance(v, Stage) for v in value):
             parts += [f"{v.target} {v.kind}" for v in value]
     more = []
     wanted = [axes for s in spec.body for axes in (s.axes, s.inner_axes)]
     for axes in [*wanted, *(o.dims for o in (*spec.inputs, *spec.outputs))]:
-        if axes not in seen and len(axes) > 1:
+        if frozenset(axes) not in seen and len(axes) > 1:
             more.append(domain(axes, sizes))
-            seen.add(axes)
+            seen.add(frozenset(axes))
     return [" ".join(parts), *([" ".join(more)] if more else [])]
 
 

@@ -36,6 +36,7 @@ class Solver:
     def products(self) -> dict[Values, str]:
         """Every product of extents that a stride or the size of a domain can be; suffixes of operands come first."""
         found: dict[Values, str] = {}
+        order = list(self.sizes[0]).index  # one way to write a product
         wide = [tuple(a for a in d if any(s[a] != 1 for s in self.sizes)) for d in self.domains]
         ordered: list[tuple[str, ...]] = [(a,) for d in wide for a in d]
         ordered += [d[n:] for d in wide for n in range(len(d))] + [d[:n] for d in wide for n in range(1, len(d))]
@@ -45,7 +46,7 @@ class Solver:
                 ordered += [c for n in range(1, len(d) + 1) for c in combinations(d, n)]
         for axes in dict.fromkeys(ordered):
             if axes:
-                found.setdefault(self._product(axes), "*".join(axes))
+                found.setdefault(self._product(axes), "*".join(sorted(axes, key=order)))
         return found
 
     def _product(self, axes: Iterable[str]) -> Values:

@@ -1,8 +1,9 @@
 """The shipped model's own byte-level BPE tokenizer.
 
-Names of the canonical spec (`i3`, `a0`) and single digits are tokens of their own; everything between them, blanks and
-line ends included, is one piece, so that the long phrases of kernel code become single tokens. Training uses the
-`tokenizers` package; encoding and decoding need nothing but the tokenizer.json that it wrote.
+Names of the canonical spec (`d3`, `a0`), dtypes and the digits of numbers are tokens of their own, so that a name is
+copied by one token; everything between them, blanks and line ends included, is one piece, so that the long phrases of
+kernel code (`__bfloat162float(`, `other=0.0)`) become single tokens. Training uses the `tokenizers` package; encoding
+and decoding need nothing but the tokenizer.json that it wrote.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from kvc.diagnostics import KvcError
 
 PAD, BOS, ANSWER, EOS = range(4)
 SPECIAL = ("<pad>", "<bos>", "<answer>", "<eos>")
-#: What stands alone. Also the pre-tokeniser of the file; `tokenizers` and this module must cut alike.
-ALONE = r"[acityI][0-9]{1,2}(?![0-9])|[0-9]"
+#: What stands alone. Also the pre-tokeniser of the file; `tokenizers` and this module must cut alike. A digit stands
+#: alone unless it belongs to a word (`float32`, three digits at most) or to the number 0.0.
+ALONE = (
+    r"(?<![A-Za-z_0-9])(?:bf16|f16|f32|f64|i64|i32)(?![A-Za-z_0-9])"
+    r"|(?<![A-Za-z])[acdDty][0-9]{1,2}(?![0-9])"
+    r"|(?<![A-Za-z_])(?<![A-Za-z_][0-9])(?<![A-Za-z_][0-9]{2})(?!(?<![0-9.])0\.0(?![0-9]))(?<![^0-9.]0\.)[0-9]"
+)
 _ALONE = re.compile(f"({ALONE})")
 #: Longest token in characters.
 LONGEST = 80

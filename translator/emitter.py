@@ -35,6 +35,12 @@ class Task:
 Knob = int | str | bool
 
 
+def integer(value: Knob) -> int:
+    """A knob that is a number, as the very object that was given: it may know its name (kvc.model.trace)."""
+    assert isinstance(value, int)
+    return value
+
+
 @dataclass(frozen=True)
 class Space:
     """Feasible knob settings of an emitter for a task, best guess first; already pruned by the ArchSpec."""

@@ -23,6 +23,18 @@ _BOUNDS: dict[str, Interval] = {"lt": (-_INF, -1), "le": (-_INF, 0), "gt": (1, _
 _OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 
+def _gcd(a: int, *others: int) -> int:
+    """The greatest common divisor; the number itself where it is one of them, so that one that knows where it comes
+    from (kvc.model.trace) goes on knowing."""
+    found = gcd(a, *others)
+    return next((n for n in (a, *others) if n == found), found)
+
+
+def _whole(bound: float) -> int:
+    """A finite bound as an integer."""
+    return bound if isinstance(bound, int) else int(bound)
+
+
 def _down(bound: float, divisor: int) -> float:
     """A bound of a quotient, rounded down."""
     return bound if abs(bound) == _INF else bound // divisor
@@ -201,10 +213,10 @@ class IndexAlgebra:
         quotient, rest = self._split(linear, c)
         low, high = self._bounds(rest)
         if _down(low, c) == _down(high, c) and abs(low) != _INF:
-            return quotient.plus(Linear((), int(low // c)))
+            return quotient.plus(Linear((), _whole(low // c)))
         # (g*x + r) // (g*d) == x // d where 0 <= r < g
-        g = gcd(c, *(k for _, k in rest.terms)) if rest.terms else 1
-        for divisor in sorted({gcd(c, k) for _, k in rest.terms} | {g}, reverse=True):
+        g = _gcd(c, *(k for _, k in rest.terms)) if rest.terms else 1
+        for divisor in sorted({_gcd(c, k) for _, k in rest.terms} | {g}, reverse=True):
             if divisor <= 1:
                 continue
             coarse = Linear.build(
@@ -223,9 +235,9 @@ class IndexAlgebra:
         _, rest = self._split(linear, c)
         low, high = self._bounds(rest)
         if _down(low, c) == _down(high, c) and abs(low) != _INF:
-            return rest.plus(Linear((), int(-c * (low // c))))
+            return rest.plus(Linear((), _whole(-c * (low // c))))
         # (g*x + r) % (g*d) == g*(x % d) + r where 0 <= r < g
-        for divisor in sorted({gcd(c, k) for _, k in rest.terms}, reverse=True):
+        for divisor in sorted({_gcd(c, k) for _, k in rest.terms}, reverse=True):
             if divisor <= 1 or divisor == c:
                 continue
             coarse = Linear.build(

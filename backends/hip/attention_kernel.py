@@ -38,7 +38,7 @@ from kvc.backends.hip.tiles import (
 )
 from kvc.backends.hip.unit import Kernel, Unit
 from kvc.dtypes import BOOL, F32, DType
-from kvc.emitter import Candidate, Task
+from kvc.emitter import Candidate, Task, integer
 from kvc.kernel import Axis, Call, Const, Expr, KernelSpec, Load
 from kvc.patterns import points
 
@@ -91,7 +91,7 @@ class AttentionKernel:
         self.task, self.spec, self.pattern = task, task.spec, pattern
         spec, given = task.spec, dict(knobs)
         m, n, d, e = (domain_size(spec, axes) for axes in (pattern.m, pattern.n, pattern.d, pattern.e))
-        self.size = _Sizes(m, n, d, e, int(given["WAVES"]), int(given["BLOCK_N"]))
+        self.size = _Sizes(m, n, d, e, integer(given["WAVES"]), integer(given["BLOCK_N"]))
         self.kind = operand_dtype(spec, pattern.q)
         shape = shape_for(task.arch, self.kind)
         assert shape is not None

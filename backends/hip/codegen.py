@@ -294,7 +294,7 @@ class Scope:
     def _index(self, expr: Expr, of: DType) -> Val:
         match expr:
             case Const(value):
-                return literal(int(value), of)
+                return literal(value, of)
             case Axis(name):
                 native = I64 if self.kernel.wide else I32
                 return convert(Val(self.kernel.axis_text[name], native), of)

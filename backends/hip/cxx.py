@@ -85,7 +85,7 @@ def literal(value: bool | int | float, of: DType) -> Val:
         return Val(text, of, UNARY if text[0] in "-(" else ATOM)
     if isinstance(value, float) and not math.isfinite(value):
         value = highest(of) if value > 0 else lowest(of)
-    number = int(value)
+    number = int(value) if isinstance(value, bool | float) else value
     text = f"{number}LL" if of is I64 else str(number)
     if number == lowest(of):  # the most negative integer has no literal of its own
         text = f"-{-(number + 1)}{'LL' if of is I64 else ''} - 1"

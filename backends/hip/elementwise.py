@@ -18,7 +18,7 @@ from kvc.backends.hip.source import (
     operand_buffers,
 )
 from kvc.backends.hip.unit import Kernel, Unit
-from kvc.emitter import Candidate, Space, Support, Task
+from kvc.emitter import Candidate, Space, Support, Task, integer
 from kvc.kernel import Expr, KernelSpec, Stmt
 from kvc.patterns import Pointwise, Window, match_pointwise, match_window
 from kvc.simplify import Linear
@@ -63,7 +63,7 @@ class Elementwise:
 
     def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
         setting = dict(knobs)
-        block, width = int(setting["BLOCK"]), int(setting["WIDTH"])
+        block, width = integer(setting["BLOCK"]), integer(setting["WIDTH"])
         spec = task.spec
         file = File(task, Unit(spec))
         buffers = operand_buffers(spec)

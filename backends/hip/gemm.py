@@ -19,7 +19,7 @@ from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operan
 from kvc.backends.hip.tiles import LANES, SWIZZLED, Block, Names, Side, Tile, access_of, declare_batch, operand_dtype
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BF16, F16, F32, DType
-from kvc.emitter import Candidate, Knob, Scratch, Task
+from kvc.emitter import Candidate, Knob, Scratch, Task, integer
 from kvc.kernel import Axis, Expr, KernelSpec, Load, Stmt
 from kvc.patterns import Contraction
 
@@ -68,11 +68,11 @@ class Tiling:
     @staticmethod
     def of(knobs: Knobs, arch: ArchSpec, tile: DType) -> Tiling:
         given = dict(knobs)
-        m = int(given["MI_M"])
+        m = integer(given["MI_M"])
         shape = next((s for s in arch.matrix_for(tile.name) if s.m == m), None) if m else None
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WAVES_M", "WAVES_N")
-        block_m, block_n, block_k, waves_m, waves_n = (int(given[name]) for name in names)
-        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape, int(given["SPLIT_K"]))
+        block_m, block_n, block_k, waves_m, waves_n = (integer(given[name]) for name in names)
+        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape, integer(given["SPLIT_K"]))
 
     @property
     def threads(self) -> int:

@@ -17,7 +17,7 @@ from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, convert, identifier, to_stor
 from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import F32, F64
-from kvc.emitter import Candidate, Knob, Scratch, Space, Support, Task
+from kvc.emitter import Candidate, Knob, Scratch, Space, Support, Task, integer
 from kvc.kernel import Axis, Const, Expr, KernelSpec, Load, Loop, Reduce, Stmt, axes_of, contiguous, substitute
 from kvc.patterns import Recurrence, match_recurrence, recurrence
 from kvc.simplify import steps
@@ -61,7 +61,7 @@ class RecurrenceEmitter:
     def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
         (loop,) = task.spec.loops
         settings = {**dict(self.space(task).default), **dict(knobs)}
-        block, share = int(settings["BLOCK"]), int(settings["SHARE"])
+        block, share = integer(settings["BLOCK"]), integer(settings["SHARE"])
         file = File(task, Unit(task.spec))
         file.head.append(f"constexpr int BLOCK = {block};  // threads a workgroup")
         if share > 1:

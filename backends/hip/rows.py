@@ -16,7 +16,7 @@ from kvc.backends.hip.cxx import COMPUTE_TYPE, Val
 from kvc.backends.hip.lanes import Lanes, Stores, for_each_lane, rehearse
 from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
 from kvc.backends.hip.unit import Kernel, Unit
-from kvc.emitter import Candidate, Knob, Space, Support, Task
+from kvc.emitter import Candidate, Knob, Space, Support, Task, integer
 from kvc.kernel import Axis, KernelSpec, Load, Reduce, Stmt, walk
 from kvc.patterns import Rows, match_rows
 
@@ -273,7 +273,7 @@ class _RowKernel:
 
     def __init__(self, task: Task, pattern: Rows, setting: dict[str, Knob]) -> None:
         self.task, self.spec = task, task.spec
-        self.block, self.threads, self.width = (int(setting[k]) for k in ("BLOCK", "ROW_THREADS", "WIDTH"))
+        self.block, self.threads, self.width = (integer(setting[k]) for k in ("BLOCK", "ROW_THREADS", "WIDTH"))
         self.length, self.rows = domain_size(self.spec, pattern.inner), domain_size(self.spec, pattern.outer)
         self.file = File(task, Unit(self.spec))
         buffers = operand_buffers(self.spec)

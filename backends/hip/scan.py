@@ -17,7 +17,7 @@ from kvc.backends.hip.source import VERSION, File, Knobs, domain_size, needs_wid
 from kvc.backends.hip.spelling import SPELLINGS
 from kvc.backends.hip.unit import Kernel, Unit
 from kvc.dtypes import BOOL
-from kvc.emitter import Candidate, Space, Support, Task
+from kvc.emitter import Candidate, Space, Support, Task, integer
 from kvc.functions import COMBINES
 from kvc.kernel import Expr, KernelSpec, Scan, Stmt
 
@@ -109,7 +109,7 @@ class _ScanKernel:
         assert isinstance(stmt.over, Scan)
         self.spec, self.stmt, self.over = task.spec, stmt, stmt.over
         given = dict(knobs)
-        self.threads, self.width = int(given["THREADS"]), int(given["WIDTH"])
+        self.threads, self.width = integer(given["THREADS"]), integer(given["WIDTH"])
         self.file = File(task, Unit(task.spec))
         buffers = operand_buffers(task.spec)
         wide = needs_wide(task.spec, buffers, domain_size(task.spec, stmt.axes))

@@ -15,7 +15,7 @@ from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, rounded
 from kvc.backends.hip.lanes import Lanes, Stores, read_shared, rehearse
 from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
 from kvc.backends.hip.unit import Kernel, Unit
-from kvc.emitter import Candidate, Space, Support, Task
+from kvc.emitter import Candidate, Space, Support, Task, integer
 from kvc.kernel import Axis, Expr, KernelSpec, Load
 from kvc.patterns import Contraction, match_contraction
 
@@ -74,7 +74,7 @@ class SkinnyEmitter:
         pattern = match_contraction(task.spec)
         assert isinstance(pattern, Contraction)
         setting = dict(knobs)
-        kernel = _Skinny(task, pattern, int(setting["THREADS"]), int(setting["WIDTH"]))
+        kernel = _Skinny(task, pattern, integer(setting["THREADS"]), integer(setting["WIDTH"]))
         yield kernel.candidate(self.name, self.schedule, knobs)
 
 

@@ -16,7 +16,7 @@ from kvc.backends.hip.lanes import Lanes, Stores, for_each_lane
 from kvc.backends.hip.rows import ROW_REDUCE, Phase, RowsEmitter, Walk, row_widths
 from kvc.backends.hip.source import VERSION, File, Knobs, domain_size, needs_wide, operand_buffers
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
-from kvc.emitter import Candidate, Scratch, Space, Support, Task
+from kvc.emitter import Candidate, Scratch, Space, Support, Task, integer
 from kvc.kernel import Load, Reduce, Stmt
 from kvc.patterns import Rows, match_rows
 
@@ -65,7 +65,7 @@ class SplitRowsEmitter:
         pattern = match_rows(task.spec)
         assert isinstance(pattern, Rows)
         setting = dict(knobs)
-        writer = _SplitRows(task, pattern, int(setting["SEGMENTS"]), int(setting["WIDTH"]))
+        writer = _SplitRows(task, pattern, integer(setting["SEGMENTS"]), integer(setting["WIDTH"]))
         yield writer.candidate(self.name, self.schedule, knobs)
 
 
