@@ -110,9 +110,11 @@ def test_slices_of_a_large_domain_equal_the_whole(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", [f.name for f in FUNCTIONS.values() if f.expand])
 def test_composites_equal_torch(name: str) -> None:
-    x = torch.linspace(-30, 30, 201)
+    x = torch.linspace(-29.95, 30.05, 201)  # no integers, where gamma functions have poles
     torch_name = {"gelu_tanh": "gelu"}.get(name, name)
-    function = getattr(F, torch_name, None) or getattr(torch, torch_name)
+    functions = {"trigamma": lambda x: torch.polygamma(1, x), "bessel_i0e": torch.special.i0e,
+                 "bessel_i1e": torch.special.i1e}  # fmt: skip
+    function = functions.get(name) or getattr(F, torch_name, None) or getattr(torch, torch_name)
     kwargs = {"approximate": "tanh"} if name == "gelu_tanh" else {}
     y = run(f"kernel f(x: f32[n=201]) -> (y: f32[n]) {{ y[n] = {name}(x[n]) }}", x=x)["y"]
     assert close(y, function(x.double(), **kwargs), 1e-7)

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvc import special
+
 
 @dataclass(frozen=True)
 class Function:
     name: str
     arity: int
     result: str
-    torch: str = ""  # name of the torch function that defines it; "" for composites
+    torch: str = ""  # the torch function that defines it, "exp" or "special.i1"; "" for composites
     infix: str = ""  # how it prints, when it is an operator
     expand: Callable[..., Any] | None = None  # composite: Expr, ... -> Expr
     commutes: bool = False
@@ -87,7 +89,11 @@ _UNARY_FLOAT = [
     "atanh",
     "erf",
     "erfc",
+    "erfinv",
+    "lgamma",
 ]
+# Function of torch.special that defines each (names of axes, such as i1, stay free).
+_SPECIAL = {"erfcx": "erfcx", "bessel_i0": "i0", "bessel_i1": "i1"}
 
 FUNCTIONS: dict[str, Function] = {
     f.name: f
@@ -107,6 +113,7 @@ FUNCTIONS: dict[str, Function] = {
         _primitive("pow", 2, "same"),
         _primitive("atan2", 2, "float"),
         *(_primitive(name, 1, "float") for name in _UNARY_FLOAT),
+        *(_primitive(name, 1, "float", f"special.{torch}") for name, torch in _SPECIAL.items()),
         _primitive("floor", 1, "same"),
         _primitive("ceil", 1, "same"),
         _primitive("trunc", 1, "same"),
@@ -139,6 +146,10 @@ FUNCTIONS: dict[str, Function] = {
         _composite("mish", 1, lambda x: x * _call("tanh", _call("softplus", x))),
         _composite("hardsigmoid", 1, lambda x: _call("minimum", _call("maximum", x + 3.0, 0.0), 6.0) / 6.0),
         _composite("hardswish", 1, lambda x: x * _call("minimum", _call("maximum", x + 3.0, 0.0), 6.0) / 6.0),
+        _composite("digamma", 1, special.digamma),
+        _composite("trigamma", 1, special.trigamma),
+        _composite("bessel_i0e", 1, special.bessel_i0e),
+        _composite("bessel_i1e", 1, special.bessel_i1e),
     )
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce as fold
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kvc.dtypes import BOOL, DType
@@ -416,7 +417,7 @@ class _Run:
         cast = [d if fn == "where" and n == 0 else d.to(to) for n, d in enumerate(data)]
         if fn == "where":
             cast[0] = cast[0].to(torch.bool)
-        return Value(getattr(torch, function.torch)(*cast), axes)
+        return Value(attrgetter(function.torch)(torch)(*cast), axes)
 
     @staticmethod
     def literal(const: Const, to: torch.dtype) -> Value:

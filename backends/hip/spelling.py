@@ -97,6 +97,11 @@ HELPERS: dict[str, Helper] = {
             "shift_right", "a >> n, all sign bits where n is no valid shift.", "T a, T n",
             "return n < 0 || n >= T(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : T(a >> n);",
         ),
+        Helper("bessel_i1", """\
+// I1 is odd; AMD's fp64 version of it gives NaN below -8.
+__device__ __forceinline__ float bessel_i1(float x) { return copysignf(cyl_bessel_i1f(fabsf(x)), x); }
+__device__ __forceinline__ double bessel_i1(double x) { return copysign(cyl_bessel_i1(fabs(x)), x); }
+"""),
         Helper("add_compensated", """\
 // sum += value, with the rounding error carried along (Kahan); infinities and NaN pass through.
 template <class T>
@@ -254,7 +259,7 @@ def _pow(h: Helpers, a: tuple[Val, ...], t: DType) -> Val:
 
 _LIBM = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "atan2",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "erfcx", "lgamma", "atan2",
 )  # fmt: skip
 
 #: Primitive function -> its spelling, given converted arguments and the type in which it is evaluated.
@@ -273,6 +278,8 @@ SPELLINGS: dict[str, Spell] = {
     "maximum": _helper("maximum"),
     "pow": _pow,
     **{name: _libm(name) for name in _LIBM},
+    "bessel_i0": _libm("cyl_bessel_i0"),
+    "bessel_i1": _helper("bessel_i1"),
     "floor": _by_kind(_libm("floor"), _same),
     "ceil": _by_kind(_libm("ceil"), _same),
     "trunc": _by_kind(_libm("trunc"), _same),

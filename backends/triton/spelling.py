@@ -37,10 +37,13 @@ _FLOAT: dict[str, str] = {
     name: f"libdevice.{name}({{0}})"
     for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
-        "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "trunc",
+        "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "erfcx",
+        "lgamma", "trunc",
     )
 }  # fmt: skip
 _FLOAT |= {
+    "bessel_i0": "libdevice.cyl_bessel_i0({0})",
+    "bessel_i1": "bessel_i1({0})",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
     "round": "libdevice.nearbyint({0})",
@@ -158,6 +161,15 @@ def floor_divide(a, b):
     whole = tl.floor(q)
     whole = tl.where(q - whole > 0.5, whole + 1, whole)
     return tl.where(b == 0, a / b, tl.where(q != 0, whole, 0 * (a / b)))
+""",
+        libdevice=True,
+    ),
+    "bessel_i1": _helper(
+        """
+def bessel_i1(x):
+    # I1 is odd; AMD's fp64 version of it gives NaN below -8.
+    y = libdevice.cyl_bessel_i1(tl.abs(x))
+    return tl.where(x < 0, -y, y)
 """,
         libdevice=True,
     ),

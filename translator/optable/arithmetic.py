@@ -254,7 +254,7 @@ def lerp(k: Builder, self: Tensor, end: Tensor, weight: TS) -> Tensor:
     return pointwise(k, mix, self, end, weight)
 
 
-def _unary(name: str, *, floats: bool, aten: str = "", body: Callable[[Expr], Any] | None = None) -> None:
+def unary(name: str, *, floats: bool, aten: str = "", body: Callable[[Expr], Any] | None = None) -> None:
     """Register a function of one variable: `floats` says that integers give floats."""
     samples = [sample(t(3, 5)), sample(t()), sample(t(2, 3, 1, dtype="bf16")), sample(t(7, dtype="f16"))]
     if floats or name in ("neg", "abs", "sign", "floor", "ceil", "round", "trunc"):
@@ -296,14 +296,14 @@ for _name in [
     "reciprocal",
     "sigmoid",
 ]:
-    _unary(_name, floats=True)
+    unary(_name, floats=True)
 for _name in ("neg", "abs", "sign", "floor", "ceil", "trunc"):
-    _unary(_name, floats=False)
-_unary("square", floats=False, body=lambda x: x * x)
-_unary("frac", floats=False, body=lambda x: x - call("trunc", x))
-_unary("deg2rad", floats=True, body=lambda x: x * (math.pi / 180.0))
-_unary("rad2deg", floats=True, body=lambda x: x * (180.0 / math.pi))
-_unary(
+    unary(_name, floats=False)
+unary("square", floats=False, body=lambda x: x * x)
+unary("frac", floats=False, body=lambda x: x - call("trunc", x))
+unary("deg2rad", floats=True, body=lambda x: x * (math.pi / 180.0))
+unary("rad2deg", floats=True, body=lambda x: x * (180.0 / math.pi))
+unary(
     "sinc", floats=True, body=lambda x: call("where", call("eq", x, 0.0), 1.0, call("sin", x * math.pi) / (x * math.pi))
 )
 

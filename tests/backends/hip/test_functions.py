@@ -18,8 +18,8 @@ from tests.backends.hip.running import run
 N = 96
 GFX = "gfx942"
 #: Arguments at which a function is defined; the others take anything.
-POSITIVE = frozenset({"log", "log2", "log10", "sqrt", "rsqrt"})
-UNIT = frozenset({"asin", "acos", "atanh"})
+POSITIVE = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "lgamma"})
+UNIT = frozenset({"asin", "acos", "atanh", "erfinv"})
 FLOATS = ("f32", "f64")
 BITWISE = frozenset({"bitand", "bitor", "bitxor", "bitnot"})
 SHIFTS = frozenset({"shl", "shr"})

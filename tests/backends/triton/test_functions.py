@@ -23,7 +23,9 @@ _BOOL_ONLY = {"and", "or", "not"}
 #: Where a float function is defined: (low, high) of its arguments.
 _DOMAIN = {
     **dict.fromkeys(["log", "log2", "log10", "sqrt", "rsqrt"], (0.01, 50.0)),
-    **dict.fromkeys(["asin", "acos", "atanh"], (-0.99, 0.99)),
+    **dict.fromkeys(["asin", "acos", "atanh", "erfinv"], (-0.99, 0.99)),
+    "lgamma": (0.1, 20.0), "digamma": (2.0, 30.0),  # away from their zeros
+    "gelu": (-2.0, 6.0), "gelu_tanh": (-2.0, 6.0),  # further left, 1 + erf cancels
     "acosh": (1.0, 30.0), "log1p": (-0.9, 30.0), "pow": (0.1, 4.0), "exp": (-80.0, 80.0), "exp2": (-100.0, 100.0),
 }  # fmt: skip
 
