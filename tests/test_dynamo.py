@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvc import compiled_graph, dynamo
+from kvc import compiled_graph, dynamic_shapes, dynamo, pipeline
 from kvc.diagnostics import KvcError
 from kvc.dynamo import DynamoOptions
 from torch import nn
@@ -33,6 +36,10 @@ def fresh(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def compiled(model: Any, **options: Any) -> Any:
     return torch.compile(model, backend="kvc", options={**SIM, **options})
+
+
+def forbidden(*_: Any, **__: Any) -> None:
+    raise AssertionError("translated again")
 
 
 def test_forward_and_backward_are_those_of_eager(cache: Path) -> None:
@@ -62,9 +69,6 @@ def test_a_second_process_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> 
     x = torch.randn(6)
     assert torch.equal(compiled(program)(x), program(x))
     torch._dynamo.reset()
-
-    def forbidden(*_: Any, **__: Any) -> None:
-        raise AssertionError("translated again")
 
     monkeypatch.setattr(compiled_graph, "translate", forbidden)
     assert torch.equal(compiled(program)(x), program(x))
@@ -105,11 +109,103 @@ def test_what_has_no_kernel_runs_eagerly_and_is_told(caplog: pytest.LogCaptureFi
         torch.compile(program, backend="kvc", options={"strict": True})(x)
 
 
-def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo, "MAX_SHAPES", 0)
+def test_one_kernel_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ w, -1)
+
+    run = torch.compile(program, backend="kvc", options={**SIM})
+    w = torch.randn(4, 3)
+
+    def called(rows: int) -> None:
+        x = torch.randn(rows, 4)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x, w), program(x, w))
+
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    called(6)
+    monkeypatch.setattr(pipeline, "judge", forbidden)  # from here on nothing may be compiled or verified
+    for rows in (3, 9, 70):
+        called(rows)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1
+
+
+def test_transposed_arguments_have_symbolic_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = torch.compile(lambda x: x.exp() + 1, backend="kvc", dynamic=True, options={**SIM})
+    x = torch.randn(5, 3).t()
+    torch.testing.assert_close(run(x), x.exp() + 1)
+    monkeypatch.setattr(pipeline, "judge", forbidden)
+    x = torch.randn(9, 7).t()
+    torch.testing.assert_close(run(x), x.exp() + 1)
+
+
+def test_what_has_no_symbolic_kernel_gets_one_for_each_size_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    run = torch.compile(lambda x: x.cos() + 1, backend="kvc", dynamic=True, options={**SIM})
+    with caplog.at_level(logging.INFO, "kvc"):
+        for rows in (3, 5):
+            x = torch.rand(rows, 2 * rows)[:, ::2]  # strides with gaps that depend on the size
+            torch.testing.assert_close(run(x), x.cos() + 1)
+    assert "the layout of" in caplog.text and "depends on the sizes" in caplog.text
+
+
+def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(dynamic_shapes, "MAX_SIZES", 0)
     run = torch.compile(lambda x: x * 3, backend="kvc", dynamic=True, options={"executor": "sim"})
     x = torch.randn(3)
-    assert torch.equal(run(x), x * 3)
+    with caplog.at_level(logging.WARNING, "kvc"):
+        assert torch.equal(run(x), x * 3)
+    assert "more than 0 sets of sizes" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_are_trained(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(2, 2)
+    x = torch.randn(2, 1, 2)
+
+    def step(run: Any) -> list[torch.Tensor]:
+        layer.zero_grad()
+        run(x)[0].square().sum().backward()
+        return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+
+    expected, got = step(layer), step(compiled(layer))
+    assert len(got) == 4
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_budget_tunes_before_the_first_use(cache: Path) -> None:
+    before = set((cache / "graphs").glob("*"))
+    x = torch.randn(2, 600)
+    torch.testing.assert_close(compiled(lambda x: x.sum(-1), budget="2t")(x), x.sum(-1))
+    (folder,) = set((cache / "graphs").glob("*")) - before
+    (kernel,) = json.loads((folder / "measurements.json").read_text())["kernels"].values()
+    assert kernel["tuning"]["history"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_compiles_and_leaves_its_parent_the_workers() -> None:
+    x = torch.randn(4)
+    run = compiled(lambda x: x * 7)
+    run(x)  # this process has workers
+    with dynamo._lock:  # which no thread of the child will ever release
+        child = os.fork()
+        if child == 0:
+            torch._dynamo.reset()
+            fine = torch.equal(compiled(lambda x: x * 8)(x), x * 8)
+            atexit._run_exitfuncs()
+            os._exit(0 if fine else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    torch._dynamo.reset()
+    assert torch.equal(compiled(lambda x: x * 9)(x), x * 9)
+
+
+def test_graph_breaks_and_what_is_no_tensor() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2 if y.sum() > 0 else y
+
+    x = torch.ones(3)
+    assert torch.equal(compiled(program)(x), program(x))
 
 
 def test_threads_compile_one_after_the_other() -> None:
@@ -132,10 +228,22 @@ def test_threads_compile_one_after_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("options", "code"),
-    [({"speed": 11}, "KVC0106"), ({"target": "cobol"}, "KVC0105"), ({"arch": "gfx000"}, "KVC0105")],
-)
+    [
+        ({"speed": 11}, "KVC0106"), ({"target": "cobol"}, "KVC0105"), ({"arch": "gfx000"}, "KVC0105"),
+        ({"emitter": "hip.magic"}, "KVC0105"), ({"emitter": 3}, "KVC0106"), ({"numerics": "sloppy"}, "KVC0106"),
+        ({"target": "hip", "emitter": "triton.generic"}, "KVC0105"), ({"budget": "a while"}, "KVC0106"),
+        ({"budget": 30}, "KVC0106"), ({"library": "cublas"}, "KVC0106"), ({"strict": "yes"}, "KVC0106"),
+        ({"executor": "cloud"}, "KVC0106"), ({"jobs": 0}, "KVC0106"), ({"jobs": True}, "KVC0106"),
+    ],
+)  # fmt: skip
 def test_unknown_options_are_errors(options: dict[str, Any], code: str) -> None:
     with pytest.raises(KvcError) as caught:
         DynamoOptions.of(options)
     assert caught.value.code == code
-    assert DynamoOptions.of({"emitter": "hip.generic"}).emitter == ("hip.generic",)
+
+
+def test_options_are_taken_as_they_are_meant() -> None:
+    options = DynamoOptions.of({"emitter": "hip.generic", "budget": "200t", "library": True, "target": None})
+    assert options == DynamoOptions(emitter=("hip.generic",), budget="200t", library=True)
+    both = DynamoOptions.of({"target": "hip", "emitter": ["hip.rows", "hip.generic"]})
+    assert both.emitter == ("hip.rows", "hip.generic")

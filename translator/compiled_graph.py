@@ -27,7 +27,8 @@ from kvc.verify.pool import WorkerPool
 
 if TYPE_CHECKING:
     import torch
-    from kvc.dynamo import Place
+    from kvc.dynamic_shapes import Family
+    from kvc.dynamo_options import Place
     from kvc.frontends.fx.capture import Captured
     from torch.fx import GraphModule
 
@@ -44,18 +45,22 @@ class CompiledGraph:
         return self.model(*args)
 
 
-def compiled_graph(kind: str, module: GraphModule, inputs: Sequence[Any], place: Place) -> CompiledGraph:
-    """Import, look up or translate, and load. Raises KvcError or NotVerified where the graph cannot be had."""
+def compiled_graph(
+    kind: str, module: GraphModule, inputs: Sequence[Any], place: Place, family: Family | None = None
+) -> CompiledGraph:
+    """Import, look up or translate, and load. `family`: kernels with symbolic sizes that may serve. Raises KvcError or
+    NotVerified where the graph cannot be had."""
     from kvc.frontends.fx.traced import capture_traced
 
     captured = capture_traced(module, inputs, kind)
-    folder = settings().cache_dir / "graphs" / _key(captured, place)
+    symbolic = sorted(family.specs) if family is not None else []
+    folder = settings().cache_dir / "graphs" / _key(captured, place, symbolic)
     if not (folder / LOCK).is_file():
-        _write(folder, captured, place)
+        _write(folder, captured, place, family)
     return _loaded(folder, captured, place)
 
 
-def _key(captured: Captured, place: Place) -> str:
+def _key(captured: Captured, place: Place, symbolic: Sequence[str]) -> str:
     """Everything that the written folder depends on."""
     constants = hashlib.sha256()
     for name, tensor in sorted(captured.state.items()):
@@ -68,7 +73,8 @@ def _key(captured: Captured, place: Place) -> str:
         "output": repr(captured.output),
         "constants": constants.hexdigest(),
         "place": [place.target, place.arch, place.judge],
-        "options": [options.emitter, options.numerics, options.strict, options.seed],
+        "options": [options.emitter, options.numerics, options.strict, options.seed, options.budget, options.library],
+        "symbolic": list(symbolic),
         "toolchain": find_target(place.target).toolchain(),
         "kvc": [kvc.__version__, build_id()],
     }
@@ -79,25 +85,40 @@ def _key(captured: Captured, place: Place) -> str:
 def _pool(pid: int, jobs: int) -> WorkerPool:
     """The workers of this process; a forked one gets its own."""
     pool = WorkerPool(jobs)
-    atexit.register(pool.close)
+    atexit.register(_close, pid, pool)
     return pool
+
+
+def _close(pid: int, pool: WorkerPool) -> None:
+    """A forked child inherits the registration, but the workers are its parent's."""
+    if os.getpid() == pid:
+        pool.close()
 
 
 def _bench(place: Place) -> Bench:
     return Bench(_pool(os.getpid(), place.options.jobs), place.judge, place.options.seed)
 
 
-def _write(folder: Path, captured: Captured, place: Place) -> None:
+def _write(folder: Path, captured: Captured, place: Place, family: Family | None) -> None:
     """Translate a graph; every kernel is verified, and the module that joins them is the one `kvc translate` writes."""
+    from kvc.autotune.budget import Budget
     from kvc.interface import interface_of, stored_constants
 
     options = place.options
     chosen = Options(
-        place.judge, options.numerics, options.seed, options.strict, options.emitter, jobs=options.jobs
+        place.judge, options.numerics, options.seed, options.strict, options.emitter, jobs=options.jobs,
+        library=options.library,
     )  # fmt: skip
-    done = translate(
-        captured, find_target(place.target), arch(place.arch), chosen, bench=_bench(place), store=Store()
-    )  # fmt: skip
+    target, bench, store = find_target(place.target), _bench(place), Store()
+    supply = None if family is None else lambda task: family.artifact(task, target, chosen, bench, store)
+    done = translate(captured, target, arch(place.arch), chosen, bench=bench, store=store, supply=supply)
+    if family is not None:
+        family.took(a.candidate.task.spec for a in done.artifacts)
+    budget = Budget.parse(options.budget)
+    if not budget.is_nothing:
+        from kvc.autotune.folder import tune_within
+
+        done = tune_within(done, budget, bench, store, options.jobs)
     interface = interface_of(captured, "a graph of torch.compile")
     with staged(folder) as stage:
         write_files(stage, done, interface, stored_constants(captured))
