@@ -40,16 +40,37 @@ def data(
 
 @app.command()
 @guarded
+def augment(
+    examples: Annotated[Path, typer.Option("--examples", help="A .jsonl.gz file, or a folder of them.")],
+    out: OutFile,
+    count: Annotated[int, typer.Option("--count", min=1, help="Examples to make.")] = 10_000,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Stop after so long.")] = 3600,
+    each: Annotated[int, typer.Option("--each", min=1, help="Kernels of a spec and target.")] = 2,
+    seed: SeedOpt = 0,
+) -> None:
+    """Make examples of changed specs, with the kernels that rules write for them (not executed)."""
+    from dataclasses import asdict
+
+    from kvc.model.augment import augment as made_of
+    from kvc.model.dataset import read, write
+
+    number = write(out, (asdict(e) for e in made_of(list(read(examples)), count, seconds, seed, each)))
+    print(f"{number} examples")
+
+
+@app.command()
+@guarded
 def helpers(
     vault: Annotated[Path, typer.Option("--vault", help="Folder of shards.")],
     out: OutFile,
     most: Annotated[int, typer.Option("--most", help="Records that are looked at.")] = 4000,
 ) -> None:
     """Collect the helper functions that kernels share, which frames name instead of repeating."""
-    from kvc.model.dataset import canonical_sources
+    from kvc.model.dataset import canonical_sources, function_sources
     from kvc.model.languages import merged, mine_helpers, table_helpers
 
-    found = merged(table_helpers(), mine_helpers(canonical_sources(vault, most)))
+    mined = mine_helpers(canonical_sources(vault, most)), mine_helpers(function_sources())
+    found = merged(table_helpers(), *mined)
     out.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 

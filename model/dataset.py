@@ -174,16 +174,28 @@ def build(
 ) -> Built:
     """Write the examples of rows to a gzipped file of JSON lines; gives the counts (examples are not kept). `known`:
     keys of groups that are left out."""
-    total, number = Built(), 0
+    total = Built()
     tasks = [(g, most) for key, g in groups(rows).items() if known is None or "/".join(key) not in known]
-    with gzip.open(out, "wt", encoding="utf-8") as stream, ProcessPoolExecutor(jobs) as pool:
+
+    def made(pool: ProcessPoolExecutor) -> Iterator[dict[str, Any]]:
         for built in pool.map(_build, tasks, chunksize=8):
             total.lost.update(built.lost)
-            for example in built.examples:
-                number += 1
-                stream.write(json.dumps(asdict(example)) + "\n")
-    total.lost["kept"] = number
+            yield from map(asdict, built.examples)
+
+    with ProcessPoolExecutor(jobs) as pool:
+        total.lost["kept"] = write(out, made(pool))
     return total
+
+
+def write(out: Path, examples: Iterable[dict[str, Any]]) -> int:
+    """Write examples to a gzipped file of JSON lines, whole or not at all; gives their number."""
+    number, temporary = 0, out.with_name(f".{out.name}.tmp")
+    with gzip.open(temporary, "wt", encoding="utf-8") as stream:
+        for example in examples:
+            number += 1
+            stream.write(json.dumps(example) + "\n")
+    temporary.replace(out)
+    return number
 
 
 def read(path: Path) -> Iterator[Example]:
@@ -214,3 +226,34 @@ def canonical_sources(vault: Path, most: int) -> Iterator[tuple[str, str]]:
             made = emit(asked_of(row), emitter, knobs)
             if made is not None:
                 yield row["target"], made.source
+
+
+def function_sources() -> Iterator[tuple[str, str]]:
+    """(target, source) of kernels that apply each function of kvc.functions, in f32 and bf16, as every rule of every
+    target writes them for the canonical spec."""
+    from kvc.arch import DEFAULT_ARCH, arch
+    from kvc.emitter import Task, targets
+    from kvc.functions import FUNCTIONS
+    from kvc.model.languages import LANGUAGES
+    from kvc.model.lift import emit
+    from kvc.text import parse_kernel
+
+    for name, function in FUNCTIONS.items():
+        if function.arity > 2 or function.result not in ("same", "float"):
+            continue
+        for dtype in ("f32", "bf16"):
+            inputs = ", ".join(
+                f"{x}: {dtype}[i=64,j=96]" if x == "x" else f"{x}: {dtype}[i,j]" for x in "xz"[: function.arity]
+            )
+            args = ", ".join(f"{x}[i,j]" for x in "xz"[: function.arity])
+            text = f"kernel k({inputs}) -> (y: {dtype}[i,j]) {{\n  y[i,j] = {name}({args})\n}}"
+            try:
+                asked = Asked(Task(parse_kernel(text), arch(DEFAULT_ARCH)))
+            except KvcError:
+                continue  # an infix function, which is no call in the text
+            for target in LANGUAGES:
+                for emitter in targets()[target].emitters():
+                    if emitter.supports(asked.canonical_task).ok:
+                        made = emit(asked, emitter, emitter.space(asked.canonical_task).default)
+                        if made is not None:
+                            yield target, made.source

@@ -103,8 +103,10 @@ class Tokenizer:
         return [BOS, *self.encode(text), ANSWER]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text; special tokens have none, broken UTF-8 becomes U+FFFD."""
-        return b"".join(self._texts[t] for t in tokens).decode("utf-8", errors="replace")
+        """The text; special tokens have none. U+FFFD stands for broken UTF-8, and for a token that only the model has,
+        whose vocabulary may be larger."""
+        known = self._texts
+        return b"".join(known[t] if t < len(known) else b"\xff" for t in tokens).decode("utf-8", errors="replace")
 
     def _encode_piece(self, piece: str) -> tuple[int, ...]:
         """Merge the pair of the lowest rank, the leftmost first, until none is left. A heap over a linked list keeps

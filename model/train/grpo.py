@@ -1,40 +1,47 @@
 """GRPO for models that are trained from zero: rollouts, execution, one clipped update.
 
-An own loop rather than TRL's: the small model is no transformers checkpoint, its rollouts are cheap, and
-the time goes into execution. Judging is spread over isolated workers (kvc.verify.pool). Larger models take TRL's loop
+An own loop rather than TRL's: the small model is no transformers checkpoint, its rollouts are cheap, and the time goes
+into execution. Judging is spread over processes of their own (kvc.model.train.judging). Larger models take TRL's loop
 (kvc.model.train.pretrained) with the same reward and recipe.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from kvc.arch import arch
+from kvc.diagnostics import KvcError
 from kvc.emitter import Task
 from kvc.model import weights as files
 from kvc.model.dataset import Example, read
-from kvc.model.prompt import Asked, Tried, prompt
+from kvc.model.prompt import Asked, Tried, prompt, without_setting
 from kvc.model.shape import Shape
 from kvc.model.tokenizer import EOS, PAD, Tokenizer
 from kvc.model.train import checkpoint
+from kvc.model.train.judging import Judges
 from kvc.model.train.network import Decoder, sample
 from kvc.model.train.recipe import Recipe, Rl
-from kvc.model.train.reward import REWARDS, Judge, Judged, Outcome, advantages, discounted
+from kvc.model.train.reward import REWARDS, Outcome, advantages, discounted
 from kvc.model.train.zero import save, tensors_of
 from kvc.text import parse_kernel
 
 
 @dataclass(frozen=True)
 class Run:
-    """`base`: a folder that SFT wrote (its checkpoint is trained on); `data`: examples, whose specs are the tasks."""
+    """`base`: a folder that SFT wrote (its checkpoint is trained on); `data`: examples, whose specs are the tasks.
+    `seconds` of wall clock for all (0: no limit), `patience` for the verdicts of one step: answers without one by then
+    are left out. `state`: where what a killed run goes on from is kept (None: nowhere). `jobs`: judges, 0 the
+    recipe's."""
 
     recipe: Recipe
     base: Path
@@ -43,6 +50,9 @@ class Run:
     seconds: float = 0.0
     executor: str = "sim"
     device: str = "cuda"
+    state: Path | None = None
+    patience: float = 60.0
+    jobs: int = 0
 
 
 @dataclass
@@ -82,39 +92,69 @@ def tasks_of(path: Path) -> list[Example]:
 class Rollouts:
     """Samples conversations and has them judged."""
 
-    def __init__(self, tokenizer: Tokenizer, rl: Rl, judge: Judge, seed: int) -> None:
-        self._tokenizer, self._rl, self._judge, self._seed = tokenizer, rl, judge, seed
+    def __init__(self, tokenizer: Tokenizer, rl: Rl, judges: Judges, seed: int, patience: float) -> None:
+        self._tokenizer, self._rl, self._judges = tokenizer, rl, judges
+        self._seed, self._patience, self._turn = seed, patience, 0
 
-    def play(self, network: Decoder, examples: Sequence[Example], generator: torch.Generator) -> list[Talk]:
-        """`samples` conversations about each example, of at most `turns` turns; verdicts of earlier turns are shown."""
+    def play(
+        self, network: Decoder, examples: Sequence[Example], generator: torch.Generator, until: float = math.inf
+    ) -> list[Talk]:
+        """`samples` conversations about each example, of at most `turns` turns; verdicts of earlier turns are shown.
+        A turn without a verdict (its judge died, or time was over) is taken back. `until`: of time.monotonic()."""
         talks = [Talk(e, n) for n, e in enumerate(examples) for _ in range(self._rl.samples)]
-        for turn in range(self._rl.turns):
+        for _ in range(self._rl.turns):
             active = [t for t in talks if not t.is_over]
-            if not active:
+            if not active or time.monotonic() > until:
                 break
+            self._turn += 1
             prompts = [self._prompt(t) for t in active]
-            written: list[list[int]] = []
-            for start in range(0, len(active), 256):
-                some = prompts[start : start + 256]
-                written += sample(network, some, self._rl.answer_tokens, EOS, self._rl.temperature, generator)
-            asked = [self._judged(t, a, turn) for t, a in zip(active, written, strict=True)]
-            for talk, given, answer, outcome in zip(active, prompts, written, self._judge.outcomes(asked), strict=True):
-                talk.prompts.append(given)
-                talk.answers.append(answer)
-                talk.outcomes.append(outcome)
+            written = self._written(network, prompts, generator)
+            for number, (talk, answer) in enumerate(zip(active, written, strict=True)):
+                self._judges.add(self._row(talk, answer, number))
+            judged = self._judges.drain(min(self._patience, until - time.monotonic()))
+            outcomes = {row["key"]: Outcome(**row["outcome"]) for row in judged}
+            for number, (talk, given, answer) in enumerate(zip(active, prompts, written, strict=True)):
+                outcome = outcomes.get(self._key(number))
+                if outcome is not None and outcome.stage not in NO_VERDICT:
+                    talk.prompts.append(given)
+                    talk.answers.append(answer)
+                    talk.outcomes.append(outcome)
         return talks
+
+    def _written(self, network: Decoder, prompts: list[list[int]], generator: torch.Generator) -> list[list[int]]:
+        """Answers, in batches of like prompts: a batch is done when its longest answer is."""
+        order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]))
+        written: dict[int, list[int]] = {}
+        for start in range(0, len(order), 256):
+            some = order[start : start + 256]
+            made = sample(
+                network, [prompts[n] for n in some], self._rl.answer_tokens, EOS, self._rl.temperature, generator
+            )
+            written |= dict(zip(some, made, strict=True))
+        return [written[n] for n in range(len(prompts))]
 
     def _prompt(self, talk: Talk) -> list[int]:
         if not talk.outcomes:
-            return self._tokenizer.prompt(talk.example.prompt)
+            return self._tokenizer.prompt(without_setting(talk.example.prompt))
         e = talk.example
         asked = Asked(Task(parse_kernel(e.spec_text), arch(e.arch), e.prompt.split()[2]))
         tried = [Tried(o.schedule, o.stage, o.code, o.message) for o in talk.outcomes]
         return self._tokenizer.prompt(prompt(asked, e.target, tried))
 
-    def _judged(self, talk: Talk, answer: list[int], turn: int) -> Judged:
-        e, text = talk.example, self._tokenizer.decode(answer)
-        return Judged(e.spec_text, e.target, e.arch, text, self._seed + turn, e.microseconds, self._rl.reward == "hip")
+    def _key(self, number: int) -> str:
+        return f"{self._turn}/{number}"
+
+    def _row(self, talk: Talk, answer: list[int], number: int) -> dict[str, Any]:
+        e = talk.example
+        return {
+            "key": self._key(number), "spec": e.spec_text, "target": e.target, "arch": e.arch,
+            "text": self._tokenizer.decode(answer), "seed": self._seed + self._turn, "best_us": e.microseconds,
+            "copies": self._rl.reward == "hip",
+        }  # fmt: skip
+
+
+#: Stages that say nothing about the answer.
+NO_VERDICT = ("lost", "judge")
 
 
 def pieces_of(talks: Sequence[Talk], rl: Rl) -> list[Piece]:
@@ -205,41 +245,88 @@ def update(
     return total
 
 
-def train(run: Run, say: Callable[[str], None] = print) -> None:
-    """Train and write `run.out`: model.safetensors, tokenizer.json, checkpoint/, rl.jsonl (a line a step)."""
+@dataclass
+class _Course:
+    """A run under way."""
+
+    run: Run
+    network: Decoder
+    optimise: torch.optim.AdamW
+    rng: random.Random
+    generator: torch.Generator
+    step: int = 0
+
+    def save(self, folder: Path) -> None:
+        """What a killed run goes on from: float32 weights, moments, the step. Random streams start anew from it."""
+        save(folder, self.network, self.optimise, self.step, self.run.recipe, progress=0.5)
+
+    def resume(self, folder: Path) -> None:
+        arrays, state = checkpoint.load(folder)
+        self.step = int(state["step"])
+        with torch.no_grad():
+            for name, p in self.network.named_parameters():
+                p.copy_(torch.from_numpy(arrays[name].copy()))
+                if f"exp_avg/{name}" in arrays:
+                    moments = {
+                        k: torch.from_numpy(arrays[f"{k}/{name}"].copy()).to(p) for k in ("exp_avg", "exp_avg_sq")
+                    }
+                    self.optimise.state[p] = {"step": torch.tensor(float(self.step), device=p.device), **moments}
+        self.rng.seed(f"{self.run.recipe.seed}/{self.step}")
+        self.generator.manual_seed(self.run.recipe.seed * 1000 + self.step)
+
+
+def train(run: Run, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """Train and write `run.out`: model.safetensors, tokenizer.json, checkpoint/, rl.jsonl (a line a step, which it
+    gives). KVC0101 where there are no tasks."""
     rl, started = run.recipe.rl, time.monotonic()
+    until = started + run.seconds if run.seconds else math.inf
     network, shape = load(run.base, run.device)
     reference, _ = load(run.base, run.device)
-    tokenizer = Tokenizer(run.base / "tokenizer.json")
+    tokenizer, tasks = Tokenizer(run.base / "tokenizer.json"), tasks_of(run.data)
+    if not tasks:
+        raise KvcError("KVC0101", f"{run.data} holds no training examples")
     optimise = torch.optim.AdamW(network.parameters(), lr=rl.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     generator = torch.Generator(run.device).manual_seed(run.recipe.seed)
-    rng, tasks = random.Random(run.recipe.seed), tasks_of(run.data)
+    course = _Course(run, network, optimise, random.Random(run.recipe.seed), generator)
+    if run.state is not None and (run.state / checkpoint.INDEX).is_file():
+        course.resume(run.state)
     run.out.mkdir(parents=True, exist_ok=True)
-    with Judge(rl.jobs, run.executor) as judge:
-        rollouts = Rollouts(tokenizer, rl, judge, run.recipe.seed)
-        for step in range(rl.steps):
-            if run.seconds and time.monotonic() - started > run.seconds:
-                break
-            talks = rollouts.play(network, rng.sample(tasks, min(rl.prompts, len(tasks))), generator)
+    rows: list[dict[str, Any]] = []
+    with Judges(run.jobs or rl.jobs, run.executor, rl.timeout_s) as judges:
+        rollouts = Rollouts(tokenizer, rl, judges, run.recipe.seed, run.patience)
+        while course.step < rl.steps and not (rows and time.monotonic() + rows[-1]["took"] > until):
+            begun = time.monotonic()
+            some = course.rng.sample(tasks, min(rl.prompts, len(tasks)))
+            talks = rollouts.play(network, some, generator, until)
             pieces = pieces_of(talks, rl)
             loss = update(network, reference, optimise, pieces, rl, run.device) if pieces else 0.0
-            row = _row(step, talks, loss, rl) | {"seconds": round(time.monotonic() - started, 1)}
+            course.step += 1
+            took = round(time.monotonic() - begun, 1)
+            rows.append(_row(course.step, talks, len(pieces), loss, rl) | {"took": took})
             with (run.out / "rl.jsonl").open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-            say(" ".join(f"{k}={v}" for k, v in row.items()))
-            save(run.out / "checkpoint", network, None, step + 1, run.recipe)
+                stream.write(json.dumps(rows[-1]) + "\n")
+            say(" ".join(f"{k}={v}" for k, v in rows[-1].items()))
+            if run.state is not None:
+                course.save(run.state)
+    save(run.out / "checkpoint", network, None, course.step, run.recipe)
     files.save(files.from_float(shape, tensors_of(network)), run.out / "model.safetensors")
     (run.out / "tokenizer.json").write_text((run.base / "tokenizer.json").read_text(encoding="utf-8"), encoding="utf-8")
+    return rows
 
 
-def _row(step: int, talks: Sequence[Talk], loss: float, rl: Rl) -> dict[str, float]:
+def _row(step: int, talks: Sequence[Talk], pieces: int, loss: float, rl: Rl) -> dict[str, Any]:
+    """Figures of a step: means over the first answers that have a verdict. `learned`: turns with an advantage."""
     reward = REWARDS[rl.reward]
-    first = [t.outcomes[0] for t in talks]
+    first = [t.outcomes[0] for t in talks if t.outcomes]
+    count = max(len(first), 1)
     return {
         "step": step,
-        "reward": round(sum(reward(o) for o in first) / len(first), 4),
-        "compiled": round(sum(o.compiled for o in first) / len(first), 4),
-        "correct": round(sum(o.correct for o in first) / len(first), 4),
-        "solved": round(sum(t.is_over for t in talks) / len(talks), 4),
+        "answers": len(first),
+        "unjudged": len(talks) - len(first),
+        "reward": round(sum(reward(o) for o in first) / count, 4),
+        "compiled": round(sum(o.compiled for o in first) / count, 4),
+        "correct": round(sum(o.correct for o in first) / count, 4),
+        "solved": round(sum(t.is_over for t in talks) / max(len(talks), 1), 4),
+        "learned": pieces,
         "loss": round(loss, 5),
     }

@@ -56,6 +56,7 @@ class Rl:
     answer_tokens: int = 2048
     reward: str = "triton"  # a row of kvc.model.train.reward.REWARDS
     jobs: int = 8
+    timeout_s: float = 30.0  # for compiling or running one answer
 
 
 @dataclass(frozen=True)
