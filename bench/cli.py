@@ -230,6 +230,67 @@ def zoo(
         raise typer.Exit(NOT_VERIFIED)
 
 
+class DynamoMode(StrEnum):
+    all = "all"
+    eval = "eval"
+    train = "train"
+
+
+class DynamoDevice(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@app.command()
+@guarded
+def dynamo(
+    target: TargetOpt = "hip",
+    arch: ArchOpt = DEFAULT_ARCH,
+    models: Annotated[str, typer.Option("--models", help="Only these models, such as mlp,lstm.")] = "",
+    mode: Annotated[DynamoMode, typer.Option("--mode", help="Evaluation, three steps of training, or both.")] = (
+        DynamoMode.all
+    ),
+    device: Annotated[
+        DynamoDevice, typer.Option("--device", help="cpu: kernels run on the simulator; cuda: on the GPU, timed.")
+    ] = DynamoDevice.cpu,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one model may take.")] = 900.0,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    seed: SeedOpt = 0,
+    jobs: JobsOpt = 2,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run small models through torch.compile(backend="kvc").
+
+    Outputs, and three steps of training, are compared with float64 and with eager mode. With --device cuda each model
+    is timed in turns with eager mode and Inductor. Writes results.jsonl, table.json and dynamo.md. Exit code 0: all
+    passed.
+    """
+    from kvc.bench.dynamo import TABLE, Request, run
+
+    console = console_for(as_json, quiet)
+    request = Request(
+        out=out or Path("out") / f"dynamo-{target}-{device.value}",
+        target=target,
+        arch=arch,
+        device=device.value,
+        models=frozenset(n for n in models.split(",") if n),
+        mode=mode.value,
+        seed=seed,
+        jobs=jobs,
+        timeout_s=timeout,
+        retry=retry,
+    )
+    figures = (summary := run(request, console.note, show_progress=not quiet))["all"]
+    if as_json:
+        print_json({"ok": figures["passed"] == figures["total"], **summary})
+    else:
+        console.say(f"{figures['passed']} of {figures['total']} models passed; see {request.out / TABLE}")
+    if figures["passed"] < figures["total"]:
+        raise typer.Exit(NOT_VERIFIED)
+
+
 @app.command()
 @guarded
 def ranking(

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,8 @@ import kvc
 from kvc.arch import arch
 from kvc.emitter import CodeObject, Compiled
 from kvc.emitter import target as find_target
-from kvc.package import LOCK, dump, lock_of, measurements_of, read_lock, staged, write_files
-from kvc.pipeline import Options, Translation, translate
+from kvc.package import LOCK, dump, kernel_files, lock_of, measurements_of, read_lock, staged, write_files
+from kvc.pipeline import Options, Translation, silent, translate
 from kvc.settings import settings
 from kvc.store import Store, build_id
 from kvc.text import print_graph
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A graph's callable. `fallbacks`: what runs eagerly inside, with reasons; `folder`: the translation."""
+    """A graph's callable. `fallbacks`: what runs eagerly inside, with reasons; `folder`: the translation, `known`
+    whether it was there already; `kernels`: launches of generated kernels a call, and `distinct` ones."""
 
     model: torch.nn.Module
     folder: Path
     fallbacks: tuple[str, ...]
+    known: bool = False
+    kernels: int = 0
+    distinct: int = 0
 
     def __call__(self, *args: Any) -> Any:
         return self.model(*args)
@@ -55,9 +60,10 @@ def compiled_graph(
     captured = capture_traced(module, inputs, kind)
     symbolic = sorted(family.specs) if family is not None else []
     folder = settings().cache_dir / "graphs" / _key(captured, place, symbolic)
-    if not (folder / LOCK).is_file():
+    known = (folder / LOCK).is_file()
+    if not known:
         _write(folder, captured, place, family)
-    return _loaded(folder, captured, place)
+    return _loaded(folder, captured, place, known)
 
 
 def _key(captured: Captured, place: Place, symbolic: Sequence[str]) -> str:
@@ -119,6 +125,11 @@ def _write(folder: Path, captured: Captured, place: Place, family: Family | None
         from kvc.autotune.folder import tune_within
 
         done = tune_within(done, budget, bench, store, options.jobs)
+    if options.library:
+        from kvc.library import choose_libraries, contender_for
+
+        with closing(contender_for(place.judge, place.arch)) as contender:
+            done = choose_libraries(done, [file.name for file in kernel_files(done)], contender, silent)
     interface = interface_of(captured, "a graph of torch.compile")
     with staged(folder) as stage:
         write_files(stage, done, interface, stored_constants(captured))
@@ -129,15 +140,13 @@ def _write(folder: Path, captured: Captured, place: Place, family: Family | None
 
 def _write_assembly(stage: Path, done: Translation) -> None:
     """What the simulator needs beside the code objects, so that a second process can run them."""
-    from kvc.package import kernel_files
-
     (stage / "assembly").mkdir()
     for file, artifact in zip(kernel_files(done), done.artifacts, strict=True):
         for symbol in file.objects:
             (stage / "assembly" / f"{file.name}.{symbol}.s").write_text(artifact.verified.compiled.objects[symbol].asm)
 
 
-def _loaded(folder: Path, captured: Captured, place: Place) -> CompiledGraph:
+def _loaded(folder: Path, captured: Captured, place: Place, known: bool) -> CompiledGraph:
     import torch
     from kvc.optable.random import BUFFER
 
@@ -151,7 +160,8 @@ def _loaded(folder: Path, captured: Captured, place: Place) -> CompiledGraph:
         drawn[0] = torch.initial_seed() % 2**63
     device = next((x.device for x in captured.args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     fallbacks = tuple(f"{f['op']}: {f['reason']}" for f in lock["fallbacks"])
-    return CompiledGraph(model.to(device), folder, fallbacks)
+    launches = sum("kernel" in step and not step.get("once") for step in lock["steps"])
+    return CompiledGraph(model.to(device), folder, fallbacks, known, launches, len(lock["kernels"]))
 
 
 def _compiled_of(folder: Path, lock: Mapping[str, Any]) -> dict[str, Compiled]:

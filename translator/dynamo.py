@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvc.diagnostics import KvcError
@@ -24,6 +26,25 @@ if TYPE_CHECKING:
 
 Run = Callable[..., Any]
 _lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What became of a graph: `kind` "forward", "backward" or "inference", its size in FX nodes, launches of generated
+    kernels a call, operators that run eagerly inside it, `reason` why it runs eagerly as a whole ("" where it does
+    not), seconds that it took, and whether the cache had it."""
+
+    kind: str
+    nodes: int
+    kernels: int = 0
+    fallbacks: tuple[str, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+
+
+#: Called with a report of each graph, once it is compiled.
+observers: list[Callable[[GraphReport], None]] = []
 
 
 def _new_lock() -> None:
@@ -121,6 +142,12 @@ def _compiled(
     """The graph as a callable: kernels, or, unless `strict`, the graph itself with a logged reason."""
     from kvc.compiled_graph import compiled_graph
 
+    nodes, started = len(module.graph.nodes), time.monotonic()
+
+    def report(**details: Any) -> None:
+        for observer in observers:
+            observer(GraphReport(kind, nodes, seconds=time.monotonic() - started, **details))
+
     try:
         with _compiling():
             tell("dynamo", lambda: f"{kind} graph:\n{module.print_readable(print_output=False)}")
@@ -128,9 +155,11 @@ def _compiled(
     except KvcError as error:
         if options.strict:
             raise
-        topic("dynamo").warning("a %s graph of %d nodes runs eagerly: %s", kind, len(module.graph.nodes), error)
+        topic("dynamo").warning("a %s graph of %d nodes runs eagerly: %s", kind, nodes, error)
+        report(reason=str(error))
         run: Run = module.forward
         return run
+    report(kernels=made.kernels, fallbacks=made.fallbacks, cached=made.known)
     for reason in made.fallbacks:
         topic("dynamo").info("in a %s graph, eagerly: %s", kind, reason)
     for reason in family.news() if family is not None else ():
@@ -155,4 +184,4 @@ def _learned(kind: str, module: GraphModule, args: Sequence[Any], options: Dynam
         family.learn(*plans)
 
 
-__all__ = ["DynamoOptions", "kvc"]
+__all__ = ["DynamoOptions", "GraphReport", "kvc", "observers"]
