@@ -23,6 +23,7 @@ class HipTarget:
         from kvc.backends.hip.contraction import ContractionEmitter
         from kvc.backends.hip.elementwise import PointwiseEmitter, WindowEmitter
         from kvc.backends.hip.generic import GenericEmitter
+        from kvc.backends.hip.packed import PackedContractionEmitter
         from kvc.backends.hip.recurrence import RecurrenceEmitter
         from kvc.backends.hip.rows import RowsEmitter
         from kvc.backends.hip.scan import ScanEmitter
@@ -30,8 +31,9 @@ class HipTarget:
         from kvc.backends.hip.split_rows import SplitRowsEmitter
 
         return (
-            PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), ContractionEmitter(), SplitRowsEmitter(),
-            RowsEmitter(), ScanEmitter(), RecurrenceEmitter(), AttentionEmitter(), GenericEmitter(),
+            PointwiseEmitter(), WindowEmitter(), SkinnyEmitter(), PackedContractionEmitter(), ContractionEmitter(),
+            SplitRowsEmitter(), RowsEmitter(), ScanEmitter(), RecurrenceEmitter(), AttentionEmitter(),
+            GenericEmitter(),
         )  # fmt: skip
 
     def lint(self, source: str, arch: ArchSpec) -> list[Diagnostic]:

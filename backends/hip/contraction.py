@@ -58,8 +58,8 @@ class ContractionEmitter:
 
     def space(self, task: Task) -> Space:
         _, problem = problem_of(task.spec)
-        tilings = list(_tilings(problem, task.arch))
-        tilings.sort(key=lambda t: _cycles(t, problem, task.arch))
+        tilings = list(tilings_of(problem, task.arch))
+        tilings.sort(key=lambda t: cycles_of(t, problem, task.arch))
         return Space(tuple(t.knobs() for t in tilings[:MAX_CONFIGURATIONS]))
 
     def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
@@ -77,7 +77,7 @@ def _shapes(problem: Problem, arch: ArchSpec) -> list[MatrixShape | None]:
     return list(first.values()) or [None]
 
 
-def _tilings(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
+def tilings_of(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
     """Every tiling that the GPU can hold and that does not exceed the problem by a whole block."""
     for shape in _shapes(problem, arch):
         fragment = FRAGMENT_BYTES // problem.tile.bytes
@@ -118,7 +118,7 @@ def _fits(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
     )
 
 
-def _cycles(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
+def cycles_of(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
     """Rough cycles of the whole problem on one compute unit's share: arithmetic against LDS and cache traffic."""
     tiles = -(-problem.m // t.block_m) * -(-problem.n // t.block_n) * problem.batch * t.split_k
     depth = t.split_depth(problem.k)

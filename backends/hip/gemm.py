@@ -15,12 +15,13 @@ from kvc.arch import ArchSpec, MatrixShape
 from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
 from kvc.backends.hip.lanes import Lanes, Stores
-from kvc.backends.hip.source import File, Knobs, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.source import File, Knobs, buffer_of, domain_size, needs_wide, operand_buffers
 from kvc.backends.hip.tiles import LANES, SWIZZLED, Block, Names, Side, Tile, access_of, declare_batch, operand_dtype
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BF16, F16, F32, DType
 from kvc.emitter import Candidate, Knob, Scratch, Task, integer
 from kvc.kernel import Axis, Expr, KernelSpec, Load, Stmt
+from kvc.packing import Packing
 from kvc.patterns import Contraction
 
 FRAGMENT_BYTES = 16  # one LDS read a lane
@@ -109,25 +110,34 @@ class Tiling:
 class GemmKernel:
     """Writes one tiled contraction."""
 
-    def __init__(self, task: Task, pattern: Contraction, knobs: Knobs) -> None:
-        self.task, self.spec, self.pattern = task, task.spec, pattern
+    def __init__(self, task: Task, pattern: Contraction, knobs: Knobs, packing: Packing | None = None) -> None:
+        self.task, self.packing = task, packing
+        self.spec = packing.spec if packing is not None else task.spec
+        self.pattern = pattern = packing.pattern if packing is not None else pattern
         self.problem = Problem.of(self.spec, pattern)
         self.tiling = Tiling.of(knobs, task.arch, self.problem.tile)
         self.file = File(task, Unit(self.spec))
         buffers = operand_buffers(self.spec)
+        copies = [t for packed in packing.ahead for t in packed.targets] if packing is not None else []
+        buffers |= {t: buffer_of(self.spec, t, scratch=t) for t in copies}
         wide = needs_wide(self.spec, buffers, self.problem.m * self.problem.n * self.problem.batch)
         self.partial = partial_buffer(self.file, self.problem, self.tiling.split_k) if self.tiling.split_k > 1 else None
         if self.partial is not None:
             buffers[PARTIAL] = self.partial
-        self.kernel = Kernel(self.file.unit, buffers, wide, (o.name for o in self.spec.inputs))
+        self.kernel = Kernel(self.file.unit, buffers, wide, (*(o.name for o in self.spec.inputs), *copies))
         self.kernel.names.taken |= {"i", "j", "r"}
         declare_batch(self.kernel, pattern.batch)
-        k_major = self.tiling.shape is not None
+        self.a, self.b = (self._tile(s) for s in (self.problem.a, self.problem.b))
+
+    def _tile(self, side: Side) -> Tile:
         tile = self.problem.tile
-        self.a, self.b = (
-            Tile(self.kernel, s, access_of(self.spec, self.kernel, s, tile), tile, self._block(s), k_major)
-            for s in (self.problem.a, self.problem.b)
-        )
+        access = access_of(self.spec, self.kernel, side, tile)
+        return Tile(self.kernel, side, access, tile, self._block(side), self.tiling.shape is not None)
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All tiles of LDS."""
+        return (self.a, self.b)
 
     def _block(self, side: Side) -> Block:
         t, p = self.tiling, self.problem
@@ -135,27 +145,36 @@ class GemmKernel:
         names = Names("BLOCK_M", "m0", "M") if side.name == "a" else Names("BLOCK_N", "n0", "N")
         return Block(rows, t.block_k, t.threads, extent % rows == 0, p.k % t.block_k == 0, names)
 
+    @property
+    def grid(self) -> int:
+        """Workgroups."""
+        t, p = self.tiling, self.problem
+        return -(-p.m // t.block_m) * -(-p.n // t.block_n) * p.batch * t.split_k
+
     def candidate(self, emitter: str, schedule: str, knobs: Knobs) -> Candidate:
+        self._write()
+        t, name = self.tiling, self.spec.name
+        if self.partial is not None:
+            self.file.add(self.kernel, f"{name}_partial", (self.grid,), t.threads, [PARTIAL], "THREADS")
+            add_finish(self.file, self.pattern, self.partial)
+        else:
+            outputs = [o.name for o in self.spec.outputs]
+            self.file.add(self.kernel, name, (self.grid,), t.threads, outputs, "THREADS")
+        return self.file.candidate(emitter, schedule, knobs)
+
+    def _write(self) -> None:
+        """The body of the kernel."""
         self._constants()
         self._place()
         writer = self.kernel.writer
-        for tile in (self.a, self.b):
+        for tile in self.tiles:
             writer.line(f"alignas(16) __shared__ {tile.element} {tile.small}_tile[{tile.lds_elements()}];")
-        for tile in (self.a, self.b):
+        for tile in self.tiles:
             tile.write_load()
             tile.write_store()
         self._accumulators()
         self._main_loop()
         self._epilogue()
-        t, p = self.tiling, self.problem
-        blocks = -(-p.m // t.block_m) * -(-p.n // t.block_n) * p.batch * t.split_k
-        if self.partial is not None:
-            self.file.add(self.kernel, f"{self.spec.name}_partial", (blocks,), t.threads, [PARTIAL], "THREADS")
-            add_finish(self.file, self.pattern, self.partial)
-        else:
-            outputs = [o.name for o in self.spec.outputs]
-            self.file.add(self.kernel, self.spec.name, (blocks,), t.threads, outputs, "THREADS")
-        return self.file.candidate(emitter, schedule, knobs)
 
     # ------------------------------------------------------------ constants
     def _constants(self) -> None:
@@ -219,8 +238,21 @@ class GemmKernel:
     def _place(self) -> None:
         """Which tile of which batch this workgroup owns, and where a thread stands in it."""
         kind = self.kernel.index_type
+        lines = ["const int thread = threadIdx.x;", *self._owned(kind)]
+        if self.tiling.shape is not None:
+            lines += [
+                "const int lane = thread % LANES;",
+                "const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave",
+                "const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column",
+            ]
+        else:
+            lines += ["const int thread_m = thread / THREADS_N;", "const int thread_n = thread % THREADS_N;"]
+        self.kernel.writer.extend(lines)
+
+    def _owned(self, kind: str) -> list[str]:
+        """Lines that say which tile a workgroup owns: m0, n0, the batch, its share of the depth."""
         t, p = self.tiling, self.problem
-        lines = ["const int thread = threadIdx.x;"]
+        lines = []
         if min(-(-p.m // t.block_m), -(-p.n // t.block_n)) > 1:
             lines += [
                 "const int item = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
@@ -229,7 +261,8 @@ class GemmKernel:
                 f"const {kind} m0 = (first + item % (GROUP_M * TILES_N) % rest) * BLOCK_M;",
                 f"const {kind} n0 = item % (GROUP_M * TILES_N) / rest * BLOCK_N;",
             ]
-            self.file.head.append(f"constexpr int GROUP_M = {GROUP_M};")
+            group = f"constexpr int GROUP_M = {GROUP_M};"
+            self.file.head += [group] if group not in self.file.head else []
         else:
             lines += [
                 f"const {kind} m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;",
@@ -242,15 +275,7 @@ class GemmKernel:
             lines.append(f"const {kind} split = blockIdx.x / (TILES_M * TILES_N * {self.problem.batch});")
             lines.append(f"const {kind} k_first = split * SPLIT_DEPTH;")
             lines.append(f"const {kind} k_last = K < k_first + SPLIT_DEPTH ? K : k_first + SPLIT_DEPTH;")
-        if self.tiling.shape is not None:
-            lines += [
-                "const int lane = thread % LANES;",
-                "const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave",
-                "const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column",
-            ]
-        else:
-            lines += ["const int thread_m = thread / THREADS_N;", "const int thread_n = thread % THREADS_N;"]
-        self.kernel.writer.extend(lines)
+        return lines
 
     def _accumulators(self) -> None:
         writer, kind = self.kernel.writer, COMPUTE_TYPE[self.problem.accumulator.name]
@@ -263,15 +288,17 @@ class GemmKernel:
     def _main_loop(self) -> None:
         writer = self.kernel.writer
         first, last = ("k_first", "k_last") if self.tiling.split_k > 1 else ("0", "K")
-        writer.line(f"load_a({first});")
-        writer.line(f"load_b({first});")
+        for tile in self.tiles:
+            writer.line(f"load_{tile.small}({first});")
         with writer.block(f"for ({self.kernel.index_type} k0 = {first}; k0 < {last}; k0 += BLOCK_K)"):
-            writer.line("store_a();")
-            writer.line("store_b();")
+            for tile in self.tiles:
+                writer.line(f"store_{tile.small}();")
             writer.line("__syncthreads();")
             with writer.block(f"if (k0 + BLOCK_K < {last})"):
-                writer.line("load_a(k0 + BLOCK_K);  // the next tile is on its way while this one is used")
-                writer.line("load_b(k0 + BLOCK_K);")
+                for n, tile in enumerate(self.tiles):
+                    remark = "" if n else "  // the next tile is on its way while this one is used"
+                    writer.line(f"load_{tile.small}(k0 + BLOCK_K);{remark}")
+            self._fill()
             if self.tiling.shape is None:
                 self._fma_step()
             else:
@@ -280,7 +307,14 @@ class GemmKernel:
                 writer.line("#else")
                 self._plain_step()
                 writer.line("#endif")
+            self._drain()
             writer.line("__syncthreads();")
+
+    def _fill(self) -> None:
+        """What comes before the products of a tile."""
+
+    def _drain(self) -> None:
+        """What comes after them."""
 
     def _matrix_step(self, shape: MatrixShape) -> None:
         writer = self.kernel.writer
@@ -288,21 +322,29 @@ class GemmKernel:
         with writer.block("for (int k = 0; k < BLOCK_K; k += GROUPS * FRAGMENT)"):
             writer.line("const int depth = k + lane / MI * FRAGMENT;")
             for tile, count, first in ((self.a, "FRAGMENTS_M", "wave_m"), (self.b, "FRAGMENTS_N", "wave_n")):
-                at = tile.lds_index(f"({first} + i * MI + lane % MI)", "depth")
-                writer.line(f"Fragment {tile.small}_part[{count}];")
-                writer.line("#pragma unroll")
-                writer.line(f"for (int i = 0; i < {count}; ++i)")
-                read = f"*reinterpret_cast<const Fragment*>(&{tile.small}_tile[{at}])"
-                writer.line(f"  {tile.small}_part[i] = {read};")
-            writer.line("#pragma unroll")
-            writer.line("for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)")
-            writer.line("  #pragma unroll")
-            writer.line("  for (int i = 0; i < FRAGMENTS_M; ++i)")
-            writer.line("    #pragma unroll")
-            writer.line("    for (int j = 0; j < FRAGMENTS_N; ++j)")
-            call = f"{shape.builtin}(\n"
-            writer.line(f"      acc[i][j] = {call}".rstrip())
-            writer.line("          a_part[i].step[step], b_part[j].step[step], acc[i][j], 0, 0, 0);")
+                self._fragments(tile, count, first)
+            self._multiply(shape, "a", "b", "acc")
+
+    def _fragments(self, tile: Tile, count: str, first: str) -> None:
+        """A wave's fragments of a tile at `depth`."""
+        writer = self.kernel.writer
+        at = tile.lds_index(f"({first} + i * MI + lane % MI)", "depth")
+        writer.line(f"Fragment {tile.small}_part[{count}];")
+        writer.line("#pragma unroll")
+        writer.line(f"for (int i = 0; i < {count}; ++i)")
+        writer.line(f"  {tile.small}_part[i] = *reinterpret_cast<const Fragment*>(&{tile.small}_tile[{at}]);")
+
+    def _multiply(self, shape: MatrixShape, a: str, b: str, into: str) -> None:
+        """The products of all fragments of `a` and `b`, added to `into`."""
+        writer = self.kernel.writer
+        writer.line("#pragma unroll")
+        writer.line("for (int step = 0; step < FRAGMENT / MI_DEPTH; ++step)")
+        writer.line("  #pragma unroll")
+        writer.line("  for (int i = 0; i < FRAGMENTS_M; ++i)")
+        writer.line("    #pragma unroll")
+        writer.line("    for (int j = 0; j < FRAGMENTS_N; ++j)")
+        writer.line(f"      {into}[i][j] = {shape.builtin}(")
+        writer.line(f"          {a}_part[i].step[step], {b}_part[j].step[step], {into}[i][j], 0, 0, 0);")
 
     def _plain_step(self) -> None:
         """The same results in the same lanes without matrix instructions."""

@@ -25,6 +25,7 @@ from kvc.arch import ArchSpec
 from kvc.dtypes import BF16, F32
 from kvc.emitter import Knob, Task
 from kvc.kernel import Axis, Cast, Const, Expr, KernelSpec, Load, Stmt
+from kvc.packing import TERMS, products
 from kvc.patterns import Contraction, match_contraction
 
 from .codegen import Physical, Scope
@@ -33,7 +34,6 @@ from .emitter import RuleEmitter, grid_of, power_of_two
 from .pointwise import bounds, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
 
-TERMS = ("high", "middle", "low")
 MIN_SIDE = 64  # of a result's tile, and of k: below it the split costs more than it saves
 LAUNCH_US = 3.0  # between two launches that depend on each other
 SPLIT_OPS = 24  # plain operations that split one element in registers: two roundings and two differences
@@ -112,12 +112,6 @@ def _count(spec: KernelSpec, expr: Expr) -> int:
     """How many bf16 terms hold an operand exactly."""
     storage = storage_type(spec, expr)
     return _RANGES.get(storage.name, len(TERMS)) if storage is not None else len(TERMS)
-
-
-def products(left: int, right: int) -> list[tuple[int, int]]:
-    """Pairs of terms whose product counts, the smallest first; term i is about 2^(-8 i) of its number."""
-    pairs = [(i, j) for i in range(left) for j in range(right) if i + j < len(TERMS)]
-    return sorted(pairs, key=lambda pair: (-sum(pair), -pair[0]))
 
 
 def _choices(spec: KernelSpec, pattern: Contraction) -> list[str]:
@@ -367,4 +361,4 @@ class SplitTile(Tile):
         return names
 
 
-__all__ = ["SplitContractionEmitter", "products"]
+__all__ = ["SplitContractionEmitter"]

@@ -8,10 +8,11 @@ import pytest
 import torch
 from kvc.arch import arch
 from kvc.backends.triton import TritonTarget
-from kvc.backends.triton.split import SplitContractionEmitter, products
+from kvc.backends.triton.split import SplitContractionEmitter
 from kvc.backends.triton.toolchain import compile_candidate
 from kvc.emitter import Candidate, Task
 from kvc.interpret import interpret
+from kvc.packing import products
 from kvc.text import parse_kernel
 from kvc.verify.oracle import Examiner
 
