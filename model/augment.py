@@ -2,8 +2,8 @@
 
 A small model has to see many compositions of operations before it writes one that it never saw. Changes are those that
 leave a spec a plausible piece of a model: other functions, reductions, dtypes, sizes, layouts; an operation before or
-behind. A changed spec keeps the invariants of `kvc.check`, and one whose set of operations is held out is dropped, so
-that held-out figures mean the same with and without these examples. Kernels are the rules' own and are not executed:
+behind. A changed spec keeps the invariants of `kvc.check`, and one whose set of operations is held out is no training
+example, so that held-out figures mean the same with and without these. Kernels are the rules' own and are not executed:
 examples of the vault, which are, teach which kernel is best; these teach how one is written.
 """
 
@@ -226,8 +226,8 @@ def prologue(spec: KernelSpec, rng: random.Random) -> KernelSpec:
 CHANGES = (other_functions, other_reductions, other_dtype, other_sizes, other_layout, epilogue, epilogue, prologue)
 
 
-def changed(spec: KernelSpec, rng: random.Random) -> KernelSpec | None:
-    """The spec after one to four changes; None where the outcome is no spec, or is held out, or is too large."""
+def changed(spec: KernelSpec, rng: random.Random, split: str = "train") -> KernelSpec | None:
+    """The spec after one to four changes; None where the outcome is no spec, or of the other split, or too large."""
     from kvc.canonical import canonical
     from kvc.vault.normalize import op_names, split_of
 
@@ -235,7 +235,7 @@ def changed(spec: KernelSpec, rng: random.Random) -> KernelSpec | None:
         made = spec
         for change in rng.choices(CHANGES, k=rng.randint(1, 4)):
             made = change(made, rng)
-        if made is spec or split_of(op_names(made)) == "heldout" or next(kernel_problems(made), None) is not None:
+        if made is spec or split_of(op_names(made)) != split or next(kernel_problems(made), None) is not None:
             return None
         made = canonical(made)
         points = max((_points(made, (*s.axes, *s.inner_axes)) for s in made.body), default=0)
@@ -268,7 +268,7 @@ Knobs = tuple[tuple[str, Knob], ...]
 
 
 def examples_of(
-    spec: KernelSpec, target: str, arch_name: str, op_class: str, rng: random.Random, each: int
+    spec: KernelSpec, target: str, arch_name: str, op_class: str, rng: random.Random, each: int, split: str = "train"
 ) -> Iterator[Example]:
     """Examples of a spec for a target, `each` at most: the first rule's default kernel as the best, others by name."""
     from kvc.emitter import target as find
@@ -290,15 +290,18 @@ def examples_of(
         wanted = "" if is_first else setting(candidate.schedule, candidate.knobs)
         rank = "best" if is_first else "any"
         yield Example(
-            prompt(asked, target, rank=rank, wanted=wanted), lifted.answer, target, arch_name, "train", rank, rule.name,
+            prompt(asked, target, rank=rank, wanted=wanted), lifted.answer, target, arch_name, split, rank, rule.name,
             op_class, spec.hash, "", print_kernel(spec), json.dumps([list(k) for k in candidate.knobs]),
             lifted.witnesses,
         )  # fmt: skip
 
 
-def augment(sources: Sequence[Example], count: int, seconds: float, seed: int, each: int = 2) -> Iterator[Example]:
+def augment(
+    sources: Sequence[Example], count: int, seconds: float, seed: int, each: int = 2, split: str = "train"
+) -> Iterator[Example]:
     """At least `count` examples (fewer where `seconds` are over) of specs made from those of `sources`, for both
-    targets; no canonical spec twice."""
+    targets; no canonical spec twice. `split`: whether their sets of operations are those that are trained on, or held
+    out (then `each` is best 1)."""
     from kvc.text import parse_kernel
     from kvc.vault.normalize import op_class
 
@@ -308,14 +311,14 @@ def augment(sources: Sequence[Example], count: int, seconds: float, seed: int, e
     seen: set[str] = set()
     while made < count and time.monotonic() < until and texts:
         text, arch_name = rng.choice(texts)
-        spec = changed(parse_kernel(text), rng)
+        spec = changed(parse_kernel(text), rng, split)
         if spec is None or spec.hash in seen:
             continue
         seen.add(spec.hash)
         try:
             name = op_class(spec)
             for target in targets:
-                for example in examples_of(spec, target, arch_name, name, rng, each):
+                for example in examples_of(spec, target, arch_name, name, rng, each, split):
                     made += 1
                     yield example
         except _CONTRADICTIONS:

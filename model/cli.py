@@ -46,6 +46,7 @@ def augment(
     count: Annotated[int, typer.Option("--count", min=1, help="Examples to make.")] = 10_000,
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="Stop after so long.")] = 3600,
     each: Annotated[int, typer.Option("--each", min=1, help="Kernels of a spec and target.")] = 2,
+    heldout: Annotated[bool, typer.Option("--heldout", help="Of held-out sets of operations, to ask about.")] = False,
     seed: SeedOpt = 0,
 ) -> None:
     """Make examples of changed specs, with the kernels that rules write for them (not executed)."""
@@ -54,7 +55,8 @@ def augment(
     from kvc.model.augment import augment as made_of
     from kvc.model.dataset import read, write
 
-    number = write(out, (asdict(e) for e in made_of(list(read(examples)), count, seconds, seed, each)))
+    split = "heldout" if heldout else "train"
+    number = write(out, (asdict(e) for e in made_of(list(read(examples)), count, seconds, seed, each, split)))
     print(f"{number} examples")
 
 
@@ -129,6 +131,24 @@ def sft(
 
 @train_app.command()
 @guarded
+def check(
+    recipe: RecipeOpt,
+    device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="For the judges of a target.")] = 90,
+    jobs: JobsOpt = 2,
+) -> None:
+    """Whether this machine has what training and judging need: everything is tried. Exit code 1 where it has not."""
+    from kvc.model.train.check import check as found_by
+    from kvc.model.train.recipe import read
+
+    found = found_by(read(recipe), device, jobs, seconds)
+    print_json(found)
+    if not found["ok"]:
+        raise typer.Exit(1)
+
+
+@train_app.command()
+@guarded
 def session(
     recipe: RecipeOpt,
     data_: Annotated[Path, typer.Option("--data", help="The folder of `kvc model tokens`.")],
@@ -188,6 +208,9 @@ def rl(
     seconds: Annotated[float, typer.Option("--seconds", help="Stop after so long (0: no limit).")] = 0,
     executor: ExecutorOpt = "sim",
     device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
+    state: Annotated[Path | None, typer.Option("--state", help="Folder of what a killed run goes on from.")] = None,
+    patience: Annotated[float, typer.Option("--patience", min=1, help="Seconds for the verdicts of a step.")] = 60,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Judges at a time (0: the recipe's).")] = 0,
 ) -> None:
     """Reinforcement learning: GRPO whose reward is execution."""
     from kvc.model.train.recipe import read
@@ -197,7 +220,7 @@ def rl(
     if is_small(Path(base)):
         from kvc.model.train.grpo import Run, train
 
-        train(Run(made, Path(base), data_, out, seconds, executor, device))
+        train(Run(made, Path(base), data_, out, seconds, executor, device, state, patience, jobs))
         return
     from kvc.model.train.pretrained import grpo
 
