@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Names of the input sets, in the order in which they are tried.
-INPUT_SETS = ("normal", "special", "offset", "large", "rows", "small", "negative")
+INPUT_SETS = ("normal", "special", "offset", "large", "rows", "small", "negative", "spread")
 
 #: Non-finite results that a plain draw may give before its operands are drawn again from another domain.
 MAX_NONFINITE = 0.1
@@ -141,6 +141,11 @@ def _floats(
     elif name == "negative" and domain == "any":
         # A maximum that starts at 0 and not at -inf, a softmax that does not subtract it: only here do they show.
         x = x - (16.0 if dtype.bits < 32 else 256.0)
+    elif name == "spread":
+        # Every magnitude as often as any other: functions switch between branches at powers of two.
+        low, high = (-8.0, 5.0) if dtype.bits < 32 else (-20.0, 8.0)
+        scale = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
+        x = torch.where(x < 0, -1.0, 1.0) * torch.exp2(scale if domain != "unit" else scale - high - 0.1)
     elif name == "rows" and x.ndim:
         x = x[..., :1].expand(shape).clone()
     elif name == "special":
@@ -160,14 +165,16 @@ def _sprinkle(
     smallest = torch.finfo(getattr(torch, dtype.torch_name)).tiny
     values = [0.0, smallest / 4] if domain != "any" else [0.0, -0.0, smallest / 4, -smallest / 2]
     if dtype.bits >= 16:
-        values += [float("inf"), float("nan")] + ([float("-inf")] if domain == "any" else [])
+        values += [float("inf")] + ([float("-inf")] if domain == "any" else [])
     if domain == "any":
         values += [c * (1.0 + side * 2.0**-8) for c in near if c for side in (-1, 0, 1)]
     # At most one element in eight, so that rows without any special value remain in small tensors too.
-    count = min(len(values), max(x.numel() // 8, 1))
+    count = min(len(values) + 1, max(x.numel() // 8, 1))
     places = torch.randperm(x.numel(), generator=generator)[:count]
     first = int(torch.randint(len(values), (1,), generator=generator))
     chosen = [values[(first + n) % len(values)] for n in range(count)]
+    if dtype.bits >= 16:
+        chosen[0] = float("nan")  # in the smallest tensor too: what a NaN does is what most often goes wrong
     flat = x.reshape(-1).clone()
     flat[places] = torch.tensor(chosen, dtype=torch.float64)
     return flat.reshape(x.shape)
