@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvc.ops import by_aten
+from kvc.optable.complex import COMPLEX
 from kvc.optable.random import RANDOM
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def unknown_ops(program: ExportedProgram) -> set[Any]:
     """Overloads in the program (and in its subgraphs) that the op table does not define."""
     import torch
 
-    known = by_aten()
+    known = {*by_aten(), *COMPLEX, *RANDOM, *ASSERTIONS}
     found = set()
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
@@ -48,7 +49,7 @@ def unknown_ops(program: ExportedProgram) -> set[Any]:
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             name = overload_name(node.target)
-            if name not in known and name not in RANDOM and name not in ASSERTIONS:
+            if name not in known:
                 found.add(node.target)
     return found
 
@@ -88,7 +89,7 @@ def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
     from kvc.frontends.fx.conv_backward import convolution_backward
     from torch._decomp import decomposition_table
 
-    known = by_aten()
+    known = {*by_aten(), *COMPLEX, *RANDOM}
     everything: dict[Any, Callable[..., Any]] = dict(decomposition_table)
     table: dict[Any, Callable[..., Any]] = {
         target: run
@@ -96,7 +97,6 @@ def decompositions_for_tracing() -> dict[Any, Callable[..., Any]]:
         if (name := overload_name(target))
         and "::" not in name
         and name not in known
-        and name not in RANDOM
         and torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())
     }
     table[torch.ops.aten.convolution_backward.default] = convolution_backward

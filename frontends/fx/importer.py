@@ -14,6 +14,7 @@ from kvc.frontends.fx.decompose import ASSERTIONS, overload_name
 from kvc.frontends.fx.load import is_user_file, short_path
 from kvc.graph import Arg, Attr, Graph, Input, Node, Ref, TensorType
 from kvc.ops import by_aten
+from kvc.optable.complex import COMPLEX
 from kvc.optable.create import DROPPED
 from kvc.optable.random import BUFFER, RANDOM
 
@@ -62,7 +63,29 @@ def tensor_type(value: torch.Tensor, where: Location | None = None) -> TensorTyp
         if not isinstance(extent, int):
             raise KvcError("KVC0202", f"a tensor has the shape {tuple(value.shape)}", where,
                            hint="sizes must follow from the shapes of the inputs")  # fmt: skip
+    if value.is_complex():
+        # A pair of reals, as it lies in memory (kvc.optable.complex).
+        strides = tuple(2 * s for s in value.stride())
+        return TensorType(from_torch(value.dtype.to_real()), (*value.shape, 2), (*strides, 1))
     return TensorType(from_torch(value.dtype), tuple(value.shape), tuple(value.stride()))
+
+
+def is_complex(node: FxNode) -> bool:
+    """Whether an FX node gives a complex tensor."""
+    import torch
+
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def complex_arguments(node: FxNode) -> tuple[int, ...]:
+    """Which of a call's tensors are complex, counted in the order of its arguments."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    tensors = [x for x in leaves if isinstance(x, torch.fx.Node) and isinstance(x.meta.get("val"), torch.Tensor)]
+    return tuple(n for n, x in enumerate(tensors) if is_complex(x))
 
 
 class Importer:
@@ -80,6 +103,9 @@ class Importer:
     # ------------------------------------------------------------ inputs
     def input(self, node: FxNode, kind: str, target: str) -> None:
         """A tensor input; user inputs keep the name of forward's argument."""
+        if is_complex(node):
+            raise KvcError("KVC0201", f"{target or node.name} is a complex tensor",
+                           hint="pass or keep torch.view_as_real of it")  # fmt: skip
         name = self.name(target if target else node.name)
         self.inputs.append(Input(name, tensor_type(node.meta["val"]), kind, target))
         self.env[node] = Ref(name)
@@ -94,10 +120,13 @@ class Importer:
         self.env[node] = Ref(name)
 
     # ------------------------------------------------------------ nodes
-    def run(self, module: GraphModule) -> Any:
-        """Import a graph whose placeholders are bound; gives the values that it returns."""
+    def run(self, module: GraphModule, inner: bool = False) -> Any:
+        """Import a graph whose placeholders are bound; gives the values that it returns. `inner`: to another graph."""
         for node in module.graph.nodes:
             if node.op == "output":
+                if not inner and any(is_complex(n) for n in node.all_input_nodes):
+                    raise KvcError("KVC0201", "a complex tensor is returned",
+                                   hint="return torch.view_as_real of it")  # fmt: skip
                 return self.value(node.args[0])
             if node.op == "get_attr":
                 self.env.setdefault(node, getattr(module, str(node.target), None))
@@ -114,7 +143,7 @@ class Importer:
         if isinstance(arg, list | tuple):
             return tuple(self.value(a) for a in arg)
         if isinstance(arg, torch.dtype):
-            return from_torch(arg)
+            return from_torch(arg.to_real() if arg.is_complex else arg)
         if isinstance(arg, torch.memory_format | torch.layout | torch.device):
             return None
         return arg
@@ -142,7 +171,7 @@ class Importer:
         placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
         for placeholder, arg in zip(placeholders, node.args[position + 1 :], strict=True):
             self.env[placeholder] = self.value(arg)
-        return self.run(body)
+        return self.run(body, inner=True)
 
     def operator(self, node: FxNode, name: str, where: Location | None) -> Any:
         import torch
@@ -163,6 +192,12 @@ class Importer:
             types = (*types[:3], *(known.get(a.name, t) for a, t in zip(args[3:5], types[3:], strict=True)))  # type: ignore[union-attr]
         outputs = tuple(self.name(f"{node.name}_{i}" if several else node.name) for i in range(len(values)))
         op = definition.name if definition is not None else str(node.target)
+        pairs = complex_arguments(node)
+        if pairs or is_complex(node):
+            if any(isinstance(v, complex) for v in (*args, *dict(attrs).values())):
+                raise KvcError("KVC0201", f"{node.target} has a complex number as argument", where,
+                               hint="write it as torch.complex(real, imaginary)")  # fmt: skip
+            op, attrs = COMPLEX.get(name, f"complex {node.target}"), (*attrs, ("pairs", pairs))
         if random is not None:
             op, args = random, (self.random_state(), self.draws, *args)
             self.draws += 1

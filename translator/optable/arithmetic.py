@@ -299,6 +299,7 @@ for _name in [
     unary(_name, floats=True)
 for _name in ("neg", "abs", "sign", "floor", "ceil", "trunc"):
     unary(_name, floats=False)
+unary("neg_view", floats=False, aten="_neg_view", body=lambda x: -x)  # eager negates when it is read
 unary("square", floats=False, body=lambda x: x * x)
 unary("frac", floats=False, body=lambda x: x - call("trunc", x))
 unary("deg2rad", floats=True, body=lambda x: x * (math.pi / 180.0))
