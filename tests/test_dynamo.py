@@ -172,6 +172,17 @@ def test_recurrent_layers_are_trained(kind: str) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_fused_operators_of_evaluation_have_kernels(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True, norm_first=norm_first, activation="gelu").eval()
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    x = torch.randn(1, 3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(layer)(x), layer(x))
+        torch.testing.assert_close(compiled(attention)(x, x, x), attention(x, x, x))
+
+
 def test_a_budget_tunes_before_the_first_use(cache: Path) -> None:
     before = set((cache / "graphs").glob("*"))
     x = torch.randn(2, 600)

@@ -71,6 +71,7 @@ def kvc(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | 
     """The backend: torch.compile calls it with each graph that Dynamo captured. KVC0105, KVC0106 for options that mean
     nothing."""
     from kvc.frontends.fx.decompose import decompositions_for_tracing
+    from kvc.frontends.fx.fast_paths import fast_paths
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -81,7 +82,7 @@ def kvc(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | 
         fw_compiler=_compiler("forward", chosen),
         bw_compiler=_compiler("backward", chosen),
         inference_compiler=_compiler("inference", chosen),
-        decompositions=decompositions_for_tracing,
+        decompositions=lambda: {**decompositions_for_tracing(), **fast_paths()},
     )
     # Attention and recurrent layers by their definition: the fused operators that torch would pick in training have
     # gradients that only torch knows.

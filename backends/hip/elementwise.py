@@ -13,9 +13,11 @@ from kvc.backends.hip.source import (
     File,
     Knobs,
     alias_problem,
+    domain_count,
     domain_size,
     needs_wide,
     operand_buffers,
+    symbolic_problem,
 )
 from kvc.backends.hip.unit import Kernel, Unit
 from kvc.emitter import Candidate, Space, Support, Task, integer
@@ -40,12 +42,10 @@ class Elementwise:
 
     def supports(self, task: Task) -> Support:
         spec = task.spec
-        if not spec.is_static:
-            return Support(False, "sizes are symbolic")
         pattern = self.match(spec)
         if isinstance(pattern, str):
             return Support(False, pattern)
-        problem = alias_problem(spec)
+        problem = alias_problem(spec) or symbolic_problem(spec, pattern.axes)
         if problem:
             return Support(False, problem)
         if not domain_size(spec, pattern.axes):
@@ -73,6 +73,12 @@ class Elementwise:
         file.head += [f"constexpr int BLOCK = {block};  // threads a workgroup"]
         threads = chunks + tail
         kind = kernel.index_type
+        if not spec.is_static:
+            self._write_symbolic(file, kernel, width)
+            threads = max(points // width, 1)
+            file.add(kernel, spec.name, (-(-threads // block),), block, [o.name for o in spec.outputs], "BLOCK")
+            yield file.candidate(self.name, self.schedule, knobs)
+            return
         thread = f"({kind})blockIdx.x * BLOCK + (int)threadIdx.x" if kernel.wide else "blockIdx.x * BLOCK + threadIdx.x"
         if width == 1:
             file.head.append(f"constexpr {kind} POINTS = {points};")
@@ -84,6 +90,18 @@ class Elementwise:
             self._write_wide(file, kernel, width, chunks, tail, thread)
         file.add(kernel, spec.name, (-(-threads // block),), block, [o.name for o in spec.outputs], "BLOCK")
         yield file.candidate(self.name, self.schedule, knobs)
+
+    def _write_symbolic(self, file: File, kernel: Kernel, width: int) -> None:
+        """A domain whose outermost size is an argument: any grid walks all of it."""
+        kind, writer = kernel.index_type, kernel.writer
+        axes = _outputs(kernel.spec)[0].axes
+        file.head.append(f"constexpr int WIDTH = {width};  // consecutive points a thread")
+        writer.line(f"const {kind} chunks = {domain_count(kernel, axes, width)};  // of WIDTH points")
+        chunk = kernel.axis("chunk", None)
+        lanes = Lanes(kernel.axis("v", width), width) if width > 1 else Lanes(None, 1)
+        start, step = f"({kind})blockIdx.x * BLOCK + threadIdx.x", f"({kind})gridDim.x * BLOCK"
+        with writer.block(f"for ({kind} chunk = {start}; chunk < chunks; chunk += {step})"):
+            self._write(kernel, lanes, lanes.flat(chunk))
 
     def _write_wide(self, file: File, kernel: Kernel, width: int, chunks: int, tail: int, thread: str) -> None:
         """Whole chunks of `width` points first, then one thread for each point that is left over."""
@@ -135,15 +153,22 @@ class Elementwise:
     def _widths(self, spec: KernelSpec) -> list[int]:
         """Widths at which the outputs and all accesses that depend on the lane move as packs; 1 always."""
         smallest = min(o.dtype.bytes for o in (*spec.inputs, *spec.outputs))
-        points = domain_size(spec, _outputs(spec)[0].axes)
-        widths = [w for w in (16, 8, 4, 2) if w * smallest <= MAX_PACK_BYTES and self._moves_packs(spec, points, w)]
+        axes = _outputs(spec)[0].axes
+        points = domain_size(spec, axes)
+        # Nothing is left over where the size is not known.
+        whole = 0 if spec.is_static else domain_size(spec, axes[1:])
+        widths = [
+            w
+            for w in (16, 8, 4, 2)
+            if whole % w == 0 and w * smallest <= MAX_PACK_BYTES and self._moves_packs(spec, points, w)
+        ]
         return [*widths, 1]
 
     def _moves_packs(self, spec: KernelSpec, points: int, width: int) -> bool:
         if points < width:
             return False
         kernel = Kernel(Unit(spec), operand_buffers(spec), False, (o.name for o in spec.inputs))
-        chunk = kernel.axis("chunk", points // width)
+        chunk = kernel.axis("chunk", points // width if spec.is_static else None)
         lane = kernel.axis("v", width)
         lanes = Lanes(lane, width)
         stmts = _outputs(spec)

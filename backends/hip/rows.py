@@ -14,7 +14,17 @@ from typing import Any
 from kvc.backends.hip.codegen import Accumulator, Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val
 from kvc.backends.hip.lanes import Lanes, Stores, for_each_lane, rehearse
-from kvc.backends.hip.source import VERSION, File, Knobs, alias_problem, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.source import (
+    VERSION,
+    File,
+    Knobs,
+    alias_problem,
+    domain_count,
+    domain_size,
+    needs_wide,
+    operand_buffers,
+    symbolic_problem,
+)
 from kvc.backends.hip.unit import Kernel, Unit
 from kvc.emitter import Candidate, Knob, Space, Support, Task, integer
 from kvc.kernel import Axis, KernelSpec, Load, Reduce, Stmt, walk
@@ -82,10 +92,8 @@ class RowsEmitter:
 
     def supports(self, task: Task) -> Support:
         spec = task.spec
-        if not spec.is_static:
-            return Support(False, "sizes are symbolic")
         pattern = match_rows(spec)
-        problem = pattern if isinstance(pattern, str) else alias_problem(spec)
+        problem = pattern if isinstance(pattern, str) else alias_problem(spec) or symbolic_problem(spec, pattern.outer)
         if problem:
             return Support(False, problem)
         assert isinstance(pattern, Rows)
@@ -188,7 +196,7 @@ class Walk:
         self.kernel = kernel
         self.spec = kernel.spec
         self.pattern = pattern
-        self.row = kernel.axis("row", rows)
+        self.row = kernel.axis("row", rows if self.spec.is_static else None)
         self.chunk = kernel.axis("chunk" if width > 1 else "column", length // width)
         self.lanes = Lanes(kernel.axis("v", width) if width > 1 else None, width)
         column = self.lanes.flat(self.chunk)
@@ -295,9 +303,23 @@ class _RowKernel:
         writer.line("const int lane = threadIdx.x % ROW_THREADS;" if self.threads > 1 else "const int lane = 0;")
         where = f"({kind})blockIdx.x" if kernel.wide else "blockIdx.x"
         row = f"{where} * (BLOCK / ROW_THREADS) + threadIdx.x / ROW_THREADS" if rows_a_block > 1 else where
-        writer.line(f"const {kind} row = {row};")
-        if self.rows % rows_a_block:
-            writer.line("if (row >= ROWS) return;")
+        if self.spec.is_static:
+            writer.line(f"const {kind} row = {row};")
+            if self.rows % rows_a_block:
+                writer.line("if (row >= ROWS) return;")
+            self._rows()
+        else:  # as many rows as an argument says: any grid walks them all
+            writer.line(f"const {kind} rows = {domain_count(kernel, self.walk.pattern.outer)};")
+            step = f"({kind})gridDim.x * (BLOCK / ROW_THREADS)"
+            with writer.block(f"for ({kind} row = {row}; row < rows; row += {step})"):
+                self._rows()
+        outputs = [o.name for o in self.spec.outputs]
+        self.file.add(kernel, self.spec.name, (-(-self.rows // rows_a_block),), self.block, outputs, "BLOCK")
+        return self.file.candidate(emitter, schedule, knobs)
+
+    def _rows(self) -> None:
+        """All phases of one row."""
+        writer = self.kernel.writer
         for load, array in self.held.items():
             writer.line(f"{COMPUTE_TYPE[self.held_type[load].name]} {array}[ITEMS * WIDTH];")
         outer = self.walk.scope({})
@@ -305,9 +327,6 @@ class _RowKernel:
         for phase in self.walk.phases:
             self._phase(outer, phase, ready)
         self._row_outputs(outer)
-        outputs = [o.name for o in self.spec.outputs]
-        self.file.add(kernel, self.spec.name, (-(-self.rows // rows_a_block),), self.block, outputs, "BLOCK")
-        return self.file.candidate(emitter, schedule, knobs)
 
     def _constants(self) -> None:
         kind = self.kernel.index_type
@@ -315,7 +334,7 @@ class _RowKernel:
             f"constexpr int BLOCK = {self.block};  // threads a workgroup",
             f"constexpr int ROW_THREADS = {self.threads};  // threads that share a row",
             f"constexpr int WIDTH = {self.width};  // consecutive elements a thread moves at once",
-            f"constexpr {kind} ROWS = {self.rows};",
+            *([f"constexpr {kind} ROWS = {self.rows};"] if self.spec.is_static else []),
             f"constexpr {kind} CHUNKS = {self.chunks};  // of WIDTH elements a row",
         ]
         if self.holds:

@@ -161,6 +161,21 @@ class File:
         return "\n".join([first, *extra, *rest])
 
 
+def symbolic_problem(spec: KernelSpec, axes: Sequence[str]) -> str:
+    """Why a schedule that walks a row-major domain over `axes` cannot take the symbolic sizes of a spec, "" where it
+    can: where only the outermost axis has one, no index has to divide by it."""
+    symbolic = [s.name for s in spec.sizes if s.size is None]
+    if not symbolic or symbolic == list(axes[:1]):
+        return ""
+    return "sizes beside that of its outermost axis are symbolic"
+
+
+def domain_count(kernel: Kernel, axes: Sequence[str], width: int = 1) -> str:
+    """The points of a domain whose outermost size is symbolic, in groups of `width` (which divides the rest): C++."""
+    rest = domain_size(kernel.spec, axes[1:]) // width
+    return f"{extent_parameter(axes[0])} * {rest}" if rest != 1 else extent_parameter(axes[0])
+
+
 def domain_size(spec: KernelSpec, axes: Sequence[str]) -> int:
     return math.prod(spec.extent(a) for a in axes)
 

@@ -110,14 +110,15 @@ class Kernel:
             self.names, self.axis_text = names, texts
 
     def split(self, flat: Expr, axes: tuple[str, ...]) -> dict[str, Expr]:
-        """Axes of a row-major domain as expressions of its flat index; the first one takes what is left over."""
+        """Axes of a row-major domain as expressions of its flat index; the first one, whose size may be symbolic, takes
+        what is left over."""
         point: dict[str, Expr] = {}
         step = 1
         for n, name in reversed(list(enumerate(axes))):
             size = self.spec.size[name].size
-            assert size is not None
+            assert size is not None or n == 0
             quotient = flat if step == 1 else Call("floordiv", (flat, Const(step)))
-            index = quotient if n == 0 else Call("mod", (quotient, Const(size)))
+            index = quotient if n == 0 or size is None else Call("mod", (quotient, Const(size)))
             point[name] = self.algebra.index(index) if size != 1 else Const(0)
-            step *= size
+            step *= size or 1
         return point

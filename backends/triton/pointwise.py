@@ -22,10 +22,13 @@ class PointwiseEmitter(RuleEmitter):
     schedule = "pointwise"
 
     def refusal(self, task: Task) -> str:
-        if not task.spec.is_static:
-            return "it has symbolic sizes"
-        pattern = match_pointwise(task.spec)
-        return pattern if isinstance(pattern, str) else ""
+        spec = task.spec
+        pattern = match_pointwise(spec)
+        if isinstance(pattern, str):
+            return pattern
+        # Other axes of symbolic size are of the same extents at these sizes alone.
+        alike = all(set(spec.stmt[o.name].axes) == set(pattern.axes) for o in spec.outputs)
+        return "" if spec.is_static or alike else "its outputs have symbolic sizes of their own"
 
     def configurations(self, task: Task) -> Iterator[Knobs]:
         yield from flat_configurations(task, points_of(task.spec, task.spec.stmt[task.spec.outputs[0].name].axes))

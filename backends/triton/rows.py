@@ -16,12 +16,12 @@ from kvc.attention import inlined
 from kvc.dtypes import BOOL, F32, I32, DType
 from kvc.emitter import Task
 from kvc.functions import FUNCTIONS
-from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, Reduce, Stmt, axes_of
+from kvc.kernel import Axis, Call, Cast, Const, Expr, Extent, KernelSpec, Load, Reduce, Stmt, axes_of
 from kvc.patterns import Rows, match_rows
 
 from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter, grid_of, power_of_two
-from .pointwise import bounds, is_wide, points_of, unflatten
+from .pointwise import bounds, close_flat, is_wide, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ADD, ATOM, BIT_AND, COMBINE_HELPER
 
@@ -34,11 +34,11 @@ class RowsEmitter(RuleEmitter):
     schedule = "rows"
 
     def refusal(self, task: Task) -> str:
-        if not task.spec.is_static:
-            return "it has symbolic sizes"
         pattern = match_rows(task.spec)
         if isinstance(pattern, str):
             return pattern
+        if any(task.spec.size[a].size is None for a in pattern.inner):
+            return "the length of its rows is symbolic"
         return "it reduces nothing" if points_of(task.spec, (*pattern.outer, *pattern.inner)) == 0 else ""
 
     def configurations(self, task: Task) -> Iterator[Knobs]:
@@ -137,14 +137,18 @@ class RowKernel:
         self.scope = Scope(self.kernel)
         self.scope.wide = is_wide(self.spec, (*pattern.outer, *pattern.inner))
         self.column = self.kernel.fresh_axis("column")
-        self.flat = self.rows == 1
+        # A symbolic number of rows is walked by a loop, so that any grid covers it.
+        self.walked = any(self.spec.size[a].size is None for a in pattern.outer)
+        self.flat = self.rows == 1 and not self.walked
 
     def write(self) -> None:
+        whole = self.scope
         self._open_rows()
         if self.width >= self.columns:
             self._resident()
         else:
             self._passes()
+        close_flat(whole, self.scope)
         programs = 1 if self.flat else -(-self.rows // self.file.constant("ROWS"))
         self.file.add(self.kernel, programs)
 
@@ -158,11 +162,31 @@ class RowKernel:
             return
         row = self.kernel.fresh_axis("row")
         program = "tl.program_id(0).to(tl.int64)" if scope.wide else "tl.program_id(0)"
+        if self.walked:
+            self._walk_rows(row, program)
+            return
         scope.emit(f"{row} = {program} * ROWS + tl.arange(0, ROWS)[:, None]")
         mask = bounds(scope, row, str(self.rows), self.rows % self.file.constant("ROWS") == 0, "ROWS")
         axis = scope.bind(row, self.rows, Physical(row, mask=mask, spans="ROWS"))
         scope.place(unflatten(self.spec, outer, axis))
         scope.shape = ("ROWS", "COLUMNS")
+
+    def _walk_rows(self, row: str, program: str) -> None:
+        """The rest of the kernel stands in a loop over blocks of rows."""
+        count, start = self.kernel.fresh("rows"), self.kernel.fresh("first")
+        extents: Expr = Const(1)
+        for a in self.pattern.outer:
+            extents = Call("mul", (extents, Extent(a)))
+        self.scope.emit(f"{count} = {self.scope.index(extents).text}")
+        inner = self.scope.child()
+        inner.emit(f"{row} = {start} + tl.arange(0, ROWS)[:, None]")
+        mask = bounds(inner, row, count, False, "ROWS")
+        inner.place(
+            unflatten(self.spec, self.pattern.outer, inner.bind(row, None, Physical(row, mask=mask, spans="ROWS")))
+        )
+        inner.shape = ("ROWS", "COLUMNS")
+        inner.lines.insert(0, f"@{start} in range({program} * ROWS, {count}, tl.num_programs(0) * ROWS):")
+        self.scope = inner
 
     def _bind_columns(self, scope: Scope, start: str) -> None:
         lanes = "tl.arange(0, COLUMNS)" + ("" if self.flat else "[None, :]")
