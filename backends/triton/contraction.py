@@ -12,7 +12,7 @@ wide integers, for which Triton has no matrix product on every chip, multiply ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvc.dtypes import BF16, F32, I8, I32, DType
@@ -22,7 +22,7 @@ from kvc.patterns import Contraction, match_contraction
 
 from .codegen import Physical, Scope, V
 from .emitter import RuleEmitter, grid_of, power_of_two
-from .pointwise import bounds, is_wide, points_of, unflatten
+from .pointwise import bounds, close_flat, extent_product, is_wide, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, TL
 
@@ -37,8 +37,6 @@ class ContractionEmitter(RuleEmitter):
 
     def refusal(self, task: Task) -> str:
         spec = task.spec
-        if not spec.is_static:
-            return "it has symbolic sizes"
         pattern = match_contraction(spec)
         if isinstance(pattern, str):
             return pattern
@@ -171,6 +169,11 @@ def product_type(spec: KernelSpec, pattern: Contraction) -> DType:
     return accumulator
 
 
+def _known(points: str) -> int | None:
+    """An extent, where it is a number."""
+    return int(points) if points.isdigit() else None
+
+
 def _on_matrix_cores(kind: DType) -> bool:
     return kind.name in ("f32", "f16", "bf16", "i8")
 
@@ -205,18 +208,49 @@ class Tile:
         self.m, self.n = self.kernel.fresh_axis("row"), self.kernel.fresh_axis("column")
 
     def write(self) -> None:
+        whole = self.scope
+        self.extent = {
+            part: self._extent(part, axes)
+            for part, axes in (
+                ("batch", self.pattern.batch), ("m", self.pattern.m), ("n", self.pattern.n), ("k", self.pattern.k)
+            )
+        }  # fmt: skip
         self._open_tile()
         scope = self.scope
         acc = self.kernel.fresh("acc")
         scope.emit(f"{acc} = {scope.full(0, self.accumulator)}")
         self._main_loop(acc)
         self._epilogue(acc)
+        close_flat(whole, scope)
         tiles = -(-self.shape.m // self.file.constant("BLOCK_M")) * -(-self.shape.n // self.file.constant("BLOCK_N"))
         self.file.add(self.kernel, self.shape.batch * tiles)
 
     def _main_loop(self, acc: str) -> None:
         """Add the products of all tiles along k to the accumulator."""
-        self._loop_over_k(self.scope, acc, f"range(0, {self.shape.k}, {self.block_k})")
+        self._loop_over_k(self.scope, acc, f"range(0, {self.extent['k']}, {self.block_k})")
+
+    def _extent(self, part: str, axes: Sequence[str]) -> str:
+        """The points of flattened axes: a number, or a local where one of them is symbolic."""
+        if all(self.spec.size[a].size is not None for a in axes):
+            return str(points_of(self.spec, axes))
+        name = self.kernel.fresh(f"{part}_points")
+        self.scope.emit(f"{name} = {self.scope.index(extent_product(axes)).text}")
+        return name
+
+    def _tiles(self, part: str, block: str) -> None:
+        points = self.extent[part]
+        kind = ": tl.constexpr" if points.isdigit() else ""
+        self.scope.emit(f"tiles_{part}{kind} = ({points} + {block} - 1) // {block}")
+
+    def _walk_tiles(self, program: str) -> None:
+        """The rest of the kernel stands in a loop over tiles: as many as arguments say, and any grid covers them."""
+        fresh, batch = self.kernel.fresh, self.extent["batch"]
+        count, walk = fresh("tiles"), fresh("tile")
+        self.scope.emit(f"{count} = tiles_m * tiles_n" + (f" * {batch}" if batch != "1" else ""))
+        inner = self.scope.child()
+        inner.emit(f"@{walk} in range(tl.program_id(0).to(tl.int64), {count}, tl.num_programs(0)):")
+        inner.emit(f"{program} = {walk}")
+        self.scope = inner
 
     def _loop_over_k(self, scope: Scope, acc: str, steps: str) -> None:
         start = self.kernel.fresh("start")
@@ -228,27 +262,36 @@ class Tile:
 
     def _open_tile(self) -> None:
         """Tiles in groups of GROUP_M rows, so that neighbours share operands in L2; batch entries outermost."""
-        scope, fresh = self.scope, self.kernel.fresh
+        fresh = self.kernel.fresh
         program, tile_m, tile_n = fresh("program"), fresh("tile_m"), fresh("tile_n")
-        scope.emit(f"{program} = tl.program_id(0)")
-        scope.emit(f"tiles_m: tl.constexpr = ({self.shape.m} + BLOCK_M - 1) // BLOCK_M")
-        scope.emit(f"tiles_n: tl.constexpr = ({self.shape.n} + BLOCK_N - 1) // BLOCK_N")
         self.kernel.names |= {"tiles_m", "tiles_n", "group", "height"}
-        if self.shape.batch > 1:
+        walked = not all(text.isdigit() for part, text in self.extent.items() if part != "k")
+        if not walked:
+            self.scope.emit(f"{program} = tl.program_id(0)")
+        self._tiles("m", "BLOCK_M")
+        self._tiles("n", "BLOCK_N")
+        if walked:
+            self._walk_tiles(program)
+        scope = self.scope
+        if self.extent["batch"] != "1":
             self._open_batch(program)
         scope.emit(f"group = {program} // (GROUP_M * tiles_n) * GROUP_M")
         scope.emit("height = tl.minimum(tiles_m - group, GROUP_M)")
         scope.emit(f"{tile_m} = group + {program} % (GROUP_M * tiles_n) % height")
         scope.emit(f"{tile_n} = {program} % (GROUP_M * tiles_n) // height")
         for name, tile, points, axes, block, lane in (
-            (self.m, tile_m, self.shape.m, self.pattern.m, "BLOCK_M", "[:, None]"),
-            (self.n, tile_n, self.shape.n, self.pattern.n, "BLOCK_N", "[None, :]"),
+            (self.m, tile_m, self.extent["m"], self.pattern.m, "BLOCK_M", "[:, None]"),
+            (self.n, tile_n, self.extent["n"], self.pattern.n, "BLOCK_N", "[None, :]"),
         ):
             cast = ".to(tl.int64)" if scope.wide else ""
             scope.emit(f"{name} = {tile}{cast} * {block} + tl.arange(0, {block}){lane}")
-            mask = bounds(scope, name, str(points), points % self.file.constant(block) == 0, block)
-            axis = scope.bind(name, points, Physical(name, mask=mask, spans=block))
+            mask = bounds(scope, name, points, self._divides(block, points), block)
+            axis = scope.bind(name, _known(points), Physical(name, mask=mask, spans=block))
             scope.place(unflatten(self.spec, axes, axis))
+
+    def _divides(self, block: str, points: str) -> bool:
+        """Whether a block divides an extent, as far as that is known."""
+        return points.isdigit() and int(points) % self.file.constant(block) == 0
 
     def _open_batch(self, program: str) -> None:
         scope = self.scope
@@ -256,7 +299,7 @@ class Tile:
         cast = ".to(tl.int64)" if scope.wide else ""
         scope.emit(f"{batch} = {program}{cast} // (tiles_m * tiles_n)")
         scope.emit(f"{program} = {program} % (tiles_m * tiles_n)")
-        axis = scope.bind(batch, self.shape.batch, Physical(batch))
+        axis = scope.bind(batch, _known(self.extent["batch"]), Physical(batch))
         scope.place(unflatten(self.spec, self.pattern.batch, axis))
 
     # ------------------------------------------------------------ operands
@@ -273,8 +316,9 @@ class Tile:
         lane = "[None, :]" if side == self.m else "[:, None]"
         cast = ".to(tl.int64)" if loop.wide else ""
         place.emit(f"{depth} = {start}{cast} + tl.arange(0, {block}){lane}")
-        mask = bounds(place, depth, str(self.shape.k), self.shape.k % self.file.constant(block) == 0, block)
-        axis = place.bind(depth, self.shape.k, Physical(depth, mask=mask, spans=block))
+        points = self.extent["k"]
+        mask = bounds(place, depth, points, self._divides(block, points), block)
+        axis = place.bind(depth, _known(points), Physical(depth, mask=mask, spans=block))
         place.place(unflatten(self.spec, self.pattern.k, axis))
         place.shape = ("BLOCK_M", block) if side == self.m else (block, "BLOCK_N")
         return place, depth

@@ -128,10 +128,7 @@ def open_flat(scope: Scope, axes: Sequence[str]) -> Scope:
         scope.shape = ("BLOCK",)
         scope.place(unflatten(spec, axes, p))
         return scope
-    count: Expr = Const(1)
-    for a in axes:
-        count = Call("mul", (count, Extent(a)))
-    total = scope.index(count).text
+    total = scope.index(extent_product(axes)).text
     inner = scope.child()
     points_name = kernel.fresh("points")
     scope.emit(f"{points_name} = {total}")
@@ -157,11 +154,9 @@ def open_lines(scope: Scope, lines: tuple[str, ...]) -> Scope:
     if static:
         scope.emit(f"{name} = tl.program_id(0){'.to(tl.int64)' if scope.wide else ''}")
     else:
-        count: Expr = Const(1)
-        for a in lines:
-            count = Call("mul", (count, Extent(a)))
         inner = scope.child()
-        inner.emit(f"@{name} in range(tl.program_id(0).to(tl.int64), {scope.index(count).text}, tl.num_programs(0)):")
+        total = scope.index(extent_product(lines)).text
+        inner.emit(f"@{name} in range(tl.program_id(0).to(tl.int64), {total}, tl.num_programs(0)):")
     axis = inner.bind(name, points_of(spec, lines) if static else None, Physical(name))
     inner.place(unflatten(spec, lines, axis))
     return inner
@@ -181,6 +176,14 @@ def bounds(scope: Scope, name: str, extent: str, even: bool, block: str) -> str:
     mask = scope.kernel.fresh(f"{name}_in")
     scope.emit(f"{mask} = {name} < {extent}")
     return mask
+
+
+def extent_product(axes: Sequence[str]) -> Expr:
+    """The points of a domain as an expression of its extents."""
+    count: Expr = Const(1)
+    for a in axes:
+        count = Call("mul", (count, Extent(a)))
+    return count
 
 
 def unflatten(spec: KernelSpec, axes: Sequence[str], flat: Expr) -> dict[str, Expr]:

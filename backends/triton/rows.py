@@ -16,12 +16,12 @@ from kvc.attention import inlined
 from kvc.dtypes import BOOL, F32, I32, DType
 from kvc.emitter import Task
 from kvc.functions import FUNCTIONS
-from kvc.kernel import Axis, Call, Cast, Const, Expr, Extent, KernelSpec, Load, Reduce, Stmt, axes_of
+from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, Reduce, Stmt, axes_of
 from kvc.patterns import Rows, match_rows
 
 from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter, grid_of, power_of_two
-from .pointwise import bounds, close_flat, is_wide, points_of, unflatten
+from .pointwise import bounds, close_flat, extent_product, is_wide, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ADD, ATOM, BIT_AND, COMBINE_HELPER
 
@@ -174,10 +174,7 @@ class RowKernel:
     def _walk_rows(self, row: str, program: str) -> None:
         """The rest of the kernel stands in a loop over blocks of rows."""
         count, start = self.kernel.fresh("rows"), self.kernel.fresh("first")
-        extents: Expr = Const(1)
-        for a in self.pattern.outer:
-            extents = Call("mul", (extents, Extent(a)))
-        self.scope.emit(f"{count} = {self.scope.index(extents).text}")
+        self.scope.emit(f"{count} = {self.scope.index(extent_product(self.pattern.outer)).text}")
         inner = self.scope.child()
         inner.emit(f"{row} = {start} + tl.arange(0, ROWS)[:, None]")
         mask = bounds(inner, row, count, False, "ROWS")

@@ -46,7 +46,7 @@ class SplitContractionEmitter(RuleEmitter):
     schedule = "contraction_split"
 
     def refusal(self, task: Task) -> str:
-        reason = ContractionEmitter().refusal(task)
+        reason = "it has symbolic sizes" if not task.spec.is_static else ContractionEmitter().refusal(task)
         if reason:
             return reason
         if task.numerics != "strict":

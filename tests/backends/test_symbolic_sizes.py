@@ -29,11 +29,21 @@ SPECS = {
       i[b,c] = argmax(k) x[b,c,k]
     }""",
     "long": """kernel lengthy<m in 1..300 hint 4>(x: f32[m,k=5000]) -> (y: f32[m]) { y[m] = sum(k) x[m,k] * x[m,k] }""",
+    "linear": """kernel linear<m in 1..5000 hint 32>(x: bf16[m,k=24], w: bf16[n=20,k], b: bf16[n]) -> (y: bf16[m,n]) {
+      t: f32[m,n] = sum(k) x[m,k] * w[n,k]
+      y[m,n] = relu(t[m,n] + b[n])
+    }""",
+    "scores": """kernel scores<b in 1..90 hint 2, s in 1..900 hint 16, t in 1..900 hint 16>(q: f32[b,s,d=8],
+        k: f32[b,t,d]) -> (y: f32[b,s,t]) { y[b,s,t] = sum(d) q[b,s,d] * k[b,t,d] }""",
+    "mixed": """kernel mixed<s in 1..900 hint 16, t in 1..900 hint 32>(p: f32[s,t], v: f32[t,d=16]) -> (y: f32[s,d]) {
+      y[s,d] = sum(t) p[s,t] * v[t,d]
+    }""",
 }
 CASES = [
     ("hip", "pointwise", "pointwise"), ("hip", "pointwise", "vector"), ("hip", "rows", "softmax"),
     ("hip", "rows", "sums"), ("hip", "rows", "long"), ("triton", "pointwise", "pointwise"),
     ("triton", "pointwise", "turned"), ("triton", "rows", "softmax"), ("triton", "rows", "sums"),
+    ("triton", "contraction", "linear"), ("triton", "contraction", "scores"), ("triton", "contraction", "mixed"),
 ]  # fmt: skip
 
 
