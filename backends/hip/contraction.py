@@ -9,8 +9,9 @@ from typing import Any
 
 from kvc.arch import ArchSpec, MatrixShape
 from kvc.backends.hip.gemm import FRAGMENT_BYTES, GemmKernel, Problem, Tiling
-from kvc.backends.hip.source import VERSION, Knobs, alias_problem
-from kvc.backends.hip.tiles import LANES
+from kvc.backends.hip.source import VERSION, Knobs, alias_problem, buffer_of, operand_buffers
+from kvc.backends.hip.tiles import LANES, Access, access_of, declare_batch
+from kvc.backends.hip.unit import Kernel, Unit
 from kvc.emitter import Candidate, Space, Support, Task
 from kvc.kernel import KernelSpec
 from kvc.patterns import Contraction, match_contraction
@@ -18,6 +19,7 @@ from kvc.patterns import Contraction, match_contraction
 MIN_MATRIX = 16  # from this size of M, N and K on, the matrix cores do the work
 MAX_CONFIGURATIONS = 48
 MAX_REGISTERS = 256  # a lane; more leaves one wave a SIMD
+BARRIER_CYCLES = 40.0  # that a barrier takes with all waves at hand
 _BLOCKS = (16, 32, 64, 128, 256)
 _SPLITS = (2, 4, 8, 16)
 _WAVES = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
@@ -32,7 +34,7 @@ def problem_of(spec: KernelSpec) -> tuple[Contraction, Problem]:
 class ContractionEmitter:
     """Tiled contraction. Knobs: BLOCK_M, BLOCK_N, BLOCK_K (tile), WAVES_M, WAVES_N (waves of a workgroup), MI_M (rows
     of the matrix instruction; 0 for FMA), SPLIT_K (workgroups that share a tile's depth; their sums meet in a second
-    launch, in fixed order)."""
+    launch, in fixed order), STAGES (tiles of an operand in LDS), DIRECT (1: memory to LDS past the registers)."""
 
     name = "hip.contraction"
     version = VERSION
@@ -58,7 +60,8 @@ class ContractionEmitter:
 
     def space(self, task: Task) -> Space:
         _, problem = problem_of(task.spec)
-        tilings = list(tilings_of(problem, task.arch))
+        direct = moves_directly(task.spec, problem, task.arch)
+        tilings = list(tilings_of(problem, task.arch, direct))
         tilings.sort(key=lambda t: cycles_of(t, problem, task.arch))
         return Space(tuple(t.knobs() for t in tilings[:MAX_CONFIGURATIONS]))
 
@@ -77,8 +80,48 @@ def _shapes(problem: Problem, arch: ArchSpec) -> list[MatrixShape | None]:
     return list(first.values()) or [None]
 
 
-def tilings_of(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
-    """Every tiling that the GPU can hold and that does not exceed the problem by a whole block."""
+def moves_directly(spec: KernelSpec, problem: Problem, arch: ArchSpec, copies: Sequence[str] = ()) -> bool:
+    """Whether both operands may go from memory to LDS past the registers: the GPU does that 16 bytes a lane, and they
+    lie in packs along the depth. `copies` lie in scratch."""
+    if FRAGMENT_BYTES not in arch.lds_direct_load_bytes:
+        return False
+    return all(
+        a.along == "k" and a.width * problem.tile.bytes == FRAGMENT_BYTES for a in accesses(spec, problem, copies)
+    )
+
+
+def accesses(spec: KernelSpec, problem: Problem, copies: Sequence[str] = ()) -> list[Access]:
+    """How both operands move."""
+    found = []
+    for side in (problem.a, problem.b):
+        buffers = operand_buffers(spec) | {t: buffer_of(spec, t, scratch=t) for t in copies}
+        kernel = Kernel(Unit(spec), buffers, False, (*(o.name for o in spec.inputs), *copies))
+        declare_batch(kernel, side.batch)
+        found.append(access_of(spec, kernel, side, problem.tile))
+    return found
+
+
+def tilings_of(problem: Problem, arch: ArchSpec, direct: bool = False) -> Iterator[Tiling]:
+    """Every tiling that the GPU can hold and that does not exceed the problem by a whole block; with `direct` those
+    too that load straight into LDS."""
+    for tiling in _single(problem, arch):
+        yield tiling
+        if tiling.shape is None:
+            continue
+        for past in (False, True) if direct and _suits_direct(tiling, problem) else (False,):
+            double = replace(tiling, stages=2, direct=past)
+            if _fits(double, problem, arch):
+                yield double
+
+
+def _suits_direct(t: Tiling, problem: Problem) -> bool:
+    depth_bytes = t.block_k * problem.tile.bytes
+    whole_waves = all(rows * depth_bytes // FRAGMENT_BYTES % LANES == 0 for rows in (t.block_m, t.block_n))
+    return problem.k % t.block_k == 0 and depth_bytes >= 8 * FRAGMENT_BYTES and whole_waves
+
+
+def _single(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
+    """The tilings with one tile of each operand in LDS."""
     for shape in _shapes(problem, arch):
         fragment = FRAGMENT_BYTES // problem.tile.bytes
         step = LANES // shape.m * fragment if shape else 8
@@ -114,7 +157,7 @@ def _fits(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
     return (
         t.threads <= arch.max_threads
         and t.lds_bytes(problem.tile) <= arch.lds_bytes
-        and t.registers(problem.tile, problem.accumulator) <= MAX_REGISTERS
+        and t.registers(problem.tile, problem.accumulator) <= MAX_REGISTERS - 32 * (t.stages > 1 and not t.direct)
     )
 
 
@@ -135,6 +178,9 @@ def cycles_of(t: Tiling, problem: Problem, arch: ArchSpec) -> float:
         reads = t.waves_n * t.block_m + t.waves_m * t.block_n + t.block_m + t.block_n
         traffic = max(traffic, reads * depth * problem.tile.bytes / 128.0)
     latency = 600.0 * (depth // t.block_k) / resident
+    # Barriers, and the way through registers: an LDS write and its wait a tile.
+    latency += (depth // t.block_k) * (2 if t.stages == 1 else 1) * BARRIER_CYCLES / resident
+    latency += 0 if t.direct else (depth // t.block_k) * BARRIER_CYCLES / resident
     rounds = -(-tiles // arch.cu_count)
     few_waves = 1.0 + 0.1 * max(0, 4 - waves)  # loads and barriers overlap better among several waves
     tile = max(arithmetic, traffic, latency) + 0.2 * (arithmetic + traffic + latency) + 1000.0 / resident

@@ -65,6 +65,8 @@ class Tiling:
     waves_n: int
     shape: MatrixShape | None
     split_k: int = 1  # workgroups that share the depth of one tile
+    stages: int = 1  # tiles of an operand in LDS: with two, one is filled while the other is used
+    direct: bool = False  # memory to LDS without registers between (two stages, where the GPU and the layout allow it)
 
     @staticmethod
     def of(knobs: Knobs, arch: ArchSpec, tile: DType) -> Tiling:
@@ -73,7 +75,8 @@ class Tiling:
         shape = next((s for s in arch.matrix_for(tile.name) if s.m == m), None) if m else None
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WAVES_M", "WAVES_N")
         block_m, block_n, block_k, waves_m, waves_n = (integer(given[name]) for name in names)
-        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape, integer(given["SPLIT_K"]))
+        stages, direct = integer(given.get("STAGES", 1)), bool(integer(given.get("DIRECT", 0)))
+        return Tiling(block_m, block_n, block_k, waves_m, waves_n, shape, integer(given["SPLIT_K"]), stages, direct)
 
     @property
     def threads(self) -> int:
@@ -83,7 +86,7 @@ class Tiling:
         return (
             ("BLOCK_M", self.block_m), ("BLOCK_N", self.block_n), ("BLOCK_K", self.block_k),
             ("WAVES_M", self.waves_m), ("WAVES_N", self.waves_n), ("MI_M", self.shape.m if self.shape else 0),
-            ("SPLIT_K", self.split_k),
+            ("SPLIT_K", self.split_k), ("STAGES", self.stages), ("DIRECT", int(self.direct)),
         )  # fmt: skip
 
     def split_depth(self, k: int) -> int:
@@ -93,18 +96,20 @@ class Tiling:
 
     def lds_bytes(self, tile: DType) -> int:
         if self.shape is not None:
-            return (self.block_m + self.block_n) * self.block_k * tile.bytes
+            return (self.block_m + self.block_n) * self.block_k * tile.bytes * self.stages
         return self.block_k * ((self.block_m + self.block_n) * tile.bytes + 2 * LDS_PAD_BYTES)
 
     def registers(self, tile: DType, accumulator: DType) -> int:
         """Estimate of 32-bit registers a lane: accumulators, staged tiles, fragments, addresses."""
         words = accumulator.bytes // 4
         results = self.block_m * self.block_n // self.threads * words
-        staged = (self.block_m + self.block_n) * self.block_k * tile.bytes // 4 // self.threads
+        staged = (self.block_m + self.block_n) * self.block_k * tile.bytes // 4 // self.threads * (not self.direct)
         if self.shape is None:
             return results + staged + (self.block_m // 16 + self.block_n // 16) * words + 32
         tiles = self.block_m // self.waves_m // self.shape.m + self.block_n // self.waves_n // self.shape.m
-        return results + staged + tiles * FRAGMENT_BYTES // 4 + 48
+        # Two tiles in LDS let the compiler read ahead of the staged one: fragments of two steps are alive at once.
+        ahead = tiles * FRAGMENT_BYTES // 4 if self.stages > 1 and not self.direct else 0
+        return results + staged + tiles * FRAGMENT_BYTES // 4 + ahead + 48
 
 
 class GemmKernel:
@@ -132,7 +137,9 @@ class GemmKernel:
     def _tile(self, side: Side) -> Tile:
         tile = self.problem.tile
         access = access_of(self.spec, self.kernel, side, tile)
-        return Tile(self.kernel, side, access, tile, self._block(side), self.tiling.shape is not None)
+        made = Tile(self.kernel, side, access, tile, self._block(side), self.tiling.shape is not None)
+        made.buffers = self.tiling.stages
+        return made
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
@@ -168,8 +175,12 @@ class GemmKernel:
         self._place()
         writer = self.kernel.writer
         for tile in self.tiles:
-            writer.line(f"alignas(16) __shared__ {tile.element} {tile.small}_tile[{tile.lds_elements()}];")
+            for name in self._buffers(tile):
+                writer.line(f"alignas(16) __shared__ {tile.element} {name}[{tile.lds_elements()}];")
         for tile in self.tiles:
+            if self.tiling.direct:
+                tile.write_direct_load()
+                continue
             tile.write_load()
             tile.write_store()
         self._accumulators()
@@ -285,9 +296,17 @@ class GemmKernel:
         self.kernel.helpers.add("Fragment", matrix_types(self.tiling.shape, self.problem.tile))
         writer.line("Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};")
 
+    def _buffers(self, tile: Tile) -> list[str]:
+        """Names of the tile's places in LDS. They are arrays of their own: the compiler then knows that a load into one
+        is nothing to wait for before the other is read."""
+        one = f"{tile.small}_tile"
+        return [one] if self.tiling.stages == 1 else [f"{one}_{n}" for n in range(self.tiling.stages)]
+
     def _main_loop(self) -> None:
-        writer = self.kernel.writer
         first, last = ("k_first", "k_last") if self.tiling.split_k > 1 else ("0", "K")
+        if self.tiling.stages > 1:
+            return self._double_buffered(first, last)
+        writer = self.kernel.writer
         for tile in self.tiles:
             writer.line(f"load_{tile.small}({first});")
         with writer.block(f"for ({self.kernel.index_type} k0 = {first}; k0 < {last}; k0 += BLOCK_K)"):
@@ -298,17 +317,47 @@ class GemmKernel:
                 for n, tile in enumerate(self.tiles):
                     remark = "" if n else "  // the next tile is on its way while this one is used"
                     writer.line(f"load_{tile.small}(k0 + BLOCK_K);{remark}")
-            self._fill()
-            if self.tiling.shape is None:
-                self._fma_step()
-            else:
-                writer.line("#if KVC_HAS_MFMA")
-                self._matrix_step(self.tiling.shape)
-                writer.line("#else")
-                self._plain_step()
-                writer.line("#endif")
-            self._drain()
+            self._products()
             writer.line("__syncthreads();")
+
+    def _double_buffered(self, first: str, last: str) -> None:
+        """One barrier a tile: what is filled is not what is used."""
+        writer, direct = self.kernel.writer, self.tiling.direct
+        near, far = ([self._buffers(tile)[n] for tile in self.tiles] for n in range(2))
+        wait = ["wait_for_loads();"] if direct else []
+        for tile, place in zip(self.tiles, near, strict=True):
+            lines = [f"load_{tile.small}({first}, {place});"] if direct else []
+            writer.extend(lines or [f"load_{tile.small}({first});", f"store_{tile.small}({place});"])
+        writer.extend([*wait, "__syncthreads();"])
+        kind = self.kernel.index_type
+        takes = [f"{tile.element}* {tile.small}_{what}" for what in ("tile", "next") for tile in self.tiles]
+        with writer.block(f"auto step = [&]({kind} k0, {', '.join(takes)}) __attribute__((always_inline))", "};"):
+            with writer.block(f"if (k0 + BLOCK_K < {last})"):
+                for tile in self.tiles:
+                    writer.line(f"load_{tile.small}(k0 + BLOCK_K{f', {tile.small}_next' if direct else ''});")
+            writer.extend(["loads_first();"] if direct else [])
+            self._products()
+            if not direct:
+                with writer.block(f"if (k0 + BLOCK_K < {last})"):
+                    writer.extend([f"store_{tile.small}({tile.small}_next);" for tile in self.tiles])
+            writer.extend([*wait, "__syncthreads();"])
+        with writer.block(f"for ({kind} k0 = {first}; k0 < {last}; k0 += 2 * BLOCK_K)"):
+            writer.line(f"step(k0, {', '.join([*near, *far])});")
+            writer.line(f"if (k0 + BLOCK_K < {last}) step(k0 + BLOCK_K, {', '.join([*far, *near])});")
+
+    def _products(self) -> None:
+        """The products of one tile of the depth."""
+        writer = self.kernel.writer
+        self._fill()
+        if self.tiling.shape is None:
+            self._fma_step()
+        else:
+            writer.line("#if KVC_HAS_MFMA")
+            self._matrix_step(self.tiling.shape)
+            writer.line("#else")
+            self._plain_step()
+            writer.line("#endif")
+        self._drain()
 
     def _fill(self) -> None:
         """What comes before the products of a tile."""

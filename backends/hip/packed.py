@@ -20,12 +20,19 @@ from typing import Any
 
 from kvc.arch import ArchSpec, MatrixShape
 from kvc.backends.hip.codegen import Scope
-from kvc.backends.hip.contraction import ContractionEmitter, cycles_of, problem_of, tilings_of
+from kvc.backends.hip.contraction import (
+    ContractionEmitter,
+    accesses,
+    cycles_of,
+    moves_directly,
+    problem_of,
+    tilings_of,
+)
 from kvc.backends.hip.cxx import from_storage
 from kvc.backends.hip.gemm import GemmKernel, Problem, Tiling
 from kvc.backends.hip.lanes import Lanes, Stores, for_each_lane
 from kvc.backends.hip.source import VERSION, Knobs, buffer_of, domain_size, needs_wide, operand_buffers
-from kvc.backends.hip.tiles import LANES, Side, Tile, access_of, declare_batch
+from kvc.backends.hip.tiles import LANES, Side, Tile, declare_batch
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import F32, I32
 from kvc.emitter import Candidate, Scratch, Space, Support, Task, integer
@@ -53,14 +60,8 @@ class Way:
 def narrow_sides(spec: KernelSpec, pattern: Contraction, copies: Sequence[str] = ()) -> str:
     """The operands that do not move in packs of 16 bytes as they lie in memory; `copies` lie in scratch."""
     problem = Problem.of(spec, pattern)
-    found = ""
-    for side in (problem.a, problem.b):
-        buffers = operand_buffers(spec) | {t: buffer_of(spec, t, scratch=t) for t in copies}
-        kernel = Kernel(Unit(spec), buffers, False, (*(o.name for o in spec.inputs), *copies))
-        declare_batch(kernel, pattern.batch)
-        access = access_of(spec, kernel, side, problem.tile)
-        found += side.name if access.width * problem.tile.bytes < PACK_BYTES else ""
-    return found
+    found = zip("ab", accesses(spec, problem, copies), strict=True)
+    return "".join(name for name, access in found if access.width * problem.tile.bytes < PACK_BYTES)
 
 
 def ways(task: Task) -> list[Way]:
@@ -151,7 +152,9 @@ class PackedContractionEmitter:
         for rank, way in enumerate(ways(task)):
             problem = Problem.of(way.packing.spec, way.packing.pattern)
             terms = max(len(way.packing.a), len(way.packing.b))
-            for tiling in tilings_of(problem, task.arch):
+            copies = [t for packed in way.packing.ahead for t in packed.targets]
+            direct = not way.split and moves_directly(way.packing.spec, problem, task.arch, copies)
+            for tiling in tilings_of(problem, task.arch, direct):
                 if tiling.shape is None or (way.split and not _holds(tiling, way, task.arch)):
                     continue
                 cost = cycles_of(tiling, problem, task.arch)
@@ -193,7 +196,9 @@ def _holds(t: Tiling, way: Way, arch: ArchSpec) -> bool:
     tile = Problem.of(way.packing.spec, way.packing.pattern).tile
     lds = (len(way.packing.a) * t.block_m + len(way.packing.b) * t.block_n) * t.block_k * tile.bytes
     # Deeper tiles let the compiler read fragments so far ahead that registers spill.
-    return t.split_k == 1 and t.block_k <= 64 and lds <= arch.lds_bytes - LANES and _registers(t, way) <= 240
+    return (
+        t.split_k == t.stages == 1 and t.block_k <= 64 and lds <= arch.lds_bytes - LANES and _registers(t, way) <= 240
+    )
 
 
 class PackedKernel(GemmKernel):

@@ -147,6 +147,46 @@ __device__ __forceinline__ int swizzled(int row, int depth) {
 """
 CHUNK_BYTES = 16
 
+DIRECT = """\
+// Which chunk of its row a place of LDS holds: `swizzled` read backwards. Rows have at least 8 chunks.
+template <int DEPTH>
+__device__ __forceinline__ int chunk_at(int place) {
+  constexpr int ROW_CHUNKS = DEPTH / CHUNK;
+  const int row = place / ROW_CHUNKS;
+  return place % ROW_CHUNKS ^ ((row & 7) ^ (row >> 3 & 3) << 1);
+}
+
+#if KVC_HAS_MFMA
+// 16 bytes a lane from memory straight into LDS: the lanes of a wave fill neighbouring chunks from `to` on.
+__device__ __forceinline__ void load_to_lds(const void* from, void* to) {
+  __builtin_amdgcn_global_load_lds((__attribute__((address_space(1))) void*)from,
+                                   (__attribute__((address_space(3))) void*)to, 16, 0, 0);
+}
+#else
+__device__ __forceinline__ void load_to_lds(const void* from, void* to) {
+  struct alignas(16) Chunk {
+    int word[4];
+  };
+  reinterpret_cast<Chunk*>(to)[threadIdx.x % LANES] = *reinterpret_cast<const Chunk*>(from);
+}
+#endif
+
+// No LDS read moves ahead of loads that are on their way into LDS: compilers take these for LDS instructions when they
+// count what to wait for, so that a read which was issued before them would be waited for too little.
+__device__ __forceinline__ void loads_first() {
+#if KVC_HAS_MFMA
+  __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+// Waits until what this wave has on its way into LDS is there.
+__device__ __forceinline__ void wait_for_loads() {
+#if KVC_HAS_MFMA
+  __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0)
+#endif
+}
+"""
+
 
 @dataclass(frozen=True)
 class Names:
@@ -186,6 +226,7 @@ class Tile:
         self.names = block.names
         self.block, self.first, self.limit = block.names.rows, block.names.first, block.names.limit
         self.depth_start = "k0"
+        self.buffers = 1  # tiles of it in LDS; with two, `store` and a direct load take the one that they write
         self.group = self._group() if k_major and access.along == "rows" else 1
 
     def _group(self) -> int:
@@ -234,6 +275,43 @@ class Tile:
                 writer.line("#pragma unroll")
                 with writer.block(f"for (int step = 0; step < {self.group}; ++step)"):
                     self._load_slot(f"{self.small}_stage[i][step]")
+
+    @property
+    def loads_directly(self) -> bool:
+        """Whether memory holds the tile's chunks of 16 bytes as LDS does, so that they need not pass registers: whole
+        packs along the depth, no rest of the depth, rows of at least 8 chunks, whole waves."""
+        access, block = self.access, self.shape
+        wide = access.along == "k" and access.width * self.dtype.bytes == CHUNK_BYTES
+        chunks = block.depth * self.dtype.bytes // CHUNK_BYTES
+        return wide and self.k_major and block.even_depth and chunks >= 8 and self._slots % LANES == 0
+
+    def write_direct_load(self) -> None:
+        """`load_a(k0, tile)`: the tile at depth k0 into LDS. Rows beyond the operand repeat its last one: what comes of
+        them is not stored."""
+        kernel, writer = self.kernel, self.kernel.writer
+        kernel.helpers.add("chunk_at", DIRECT)
+        uniform = kernel.helpers.add("wave_uniform", WAVE_UNIFORM)
+        kind, width = kernel.index_type, self.access.width
+        head = f"auto load_{self.small} = [&](int k0, {self.element}* {self.small}_tile) __attribute__((always_inline))"
+        with kernel.local_names(), writer.block(head, "};"):
+            writer.line("#pragma unroll")
+            with writer.block(f"for (int i = 0; i < {self.big}_LOADS; ++i)"):
+                writer.line("const int slot = i * THREADS + thread;")
+                if self._slots % self.shape.threads:
+                    writer.line(f"if (slot >= {self.big}_SLOTS) continue;")
+                scope, lanes, row, k = side_scope(kernel, self.side, "k", width)
+                at = f"{self.first} + slot / ({self.names.depth} / {width})"
+                if not self.shape.even_rows:
+                    writer.line(f"const {kind} wanted = {at};")
+                    at = f"wanted < {self.limit} ? wanted : {self.limit} - 1"
+                writer.line(f"const {kind} {row} = {at};")
+                writer.line(f"const {kind} {k} = k0 / {width} + chunk_at<{self.names.depth}>(slot);")
+                expr = scope.resolve(self.side.expr)
+                assert isinstance(expr, Load)
+                kernel.used[expr.tensor] = None
+                start = scope.index(lanes.base(kernel, scope.offset(expr.tensor, expr.index))).text
+                to = f"{self.small}_tile + (i * THREADS + {uniform}(thread / LANES) * LANES) * CHUNK"
+                writer.line(f"load_to_lds({kernel.buffers[expr.tensor].pointer} + {start}, {to});")
 
     def _load_slot(self, into: str) -> None:
         writer = self.kernel.writer
@@ -315,7 +393,9 @@ class Tile:
         """`store_a()`: the staged tile into LDS."""
         writer, width = self.kernel.writer, self.access.width
         tile, stage = f"{self.small}_tile", f"{self.small}_stage[i]"
-        with writer.block(f"auto store_{self.small} = [&]()", "};"):
+        into = f"{self.element}* {tile}" if self.buffers > 1 else ""
+        inline = " __attribute__((always_inline))" if self.buffers > 1 else ""
+        with writer.block(f"auto store_{self.small} = [&]({into}){inline}", "};"):
             writer.line("#pragma unroll")
             with writer.block(f"for (int i = 0; i < {self.big}_LOADS; ++i)"):
                 writer.line("const int slot = i * THREADS + thread;")

@@ -157,3 +157,34 @@ def test_the_choice_goes_by_what_it_costs() -> None:
 @pytest.mark.parametrize("name", ["conv", "matmul"])
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"hip/packed_{name}.hip", emit(name).source)
+
+
+# ---------------------------------------------------------------- two tiles in LDS, and loads straight into it
+
+PLAIN = """kernel plain(x: bf16[m=100,k=256], w: bf16[n=96,k], b: bf16[n]) -> (z: bf16[m,n]) {
+  t: f32[m,n] = sum(k) x[m,k] * w[n,k]
+  z[m,n] = relu(t[m,n] + b[n])
+}"""
+
+
+def staged(gfx: str, stages: int, direct: int, split_k: int = 1) -> Candidate | None:
+    task = Task(spec_of(PLAIN), arch(gfx))
+    wanted = {"STAGES": stages, "DIRECT": direct, "SPLIT_K": split_k}
+    found = (k for k in ContractionEmitter().space(task).configurations if wanted.items() <= dict(k).items())
+    setting = next(found, None)
+    return next(ContractionEmitter().propose(task, setting, (), 0)) if setting is not None else None
+
+
+@pytest.mark.parametrize(("gfx", "direct"), [("gfx942", 0), ("gfx950", 0), ("gfx950", 1)])
+def test_two_tiles_in_lds_give_the_same_result(gfx: str, direct: int) -> None:
+    candidate = staged(gfx, 2, direct)
+    assert candidate is not None
+    verify(candidate, PLAIN)
+    source = candidate.source
+    assert ("load_to_lds(" in source) == bool(direct) and "a_tile_1" in source
+    text = TARGET.compile(candidate).objects["plain"].asm
+    assert ("global_load_lds_dwordx4" in text) == bool(direct)
+
+
+def test_direct_loads_where_the_chip_has_them_wide() -> None:
+    assert staged("gfx942", 2, 1) is None and staged("gfx90a", 2, 1) is None

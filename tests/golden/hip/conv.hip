@@ -5,7 +5,7 @@
 //   y[b,o,i,j] = relu(t[b,o,i,j] * scale[o])
 // }
 //
-// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1.
+// Written by kvc, emitter hip.contraction 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1, STAGES=2, DIRECT=0.
 // Launch: conv(x, f, scale, y), grid 6 x 1 x 1, block 256 x 1 x 1.
 
 #include <hip/hip_runtime.h>
@@ -100,8 +100,10 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
-  alignas(16) __shared__ float a_tile[BLOCK_M * BLOCK_K];
-  alignas(16) __shared__ float b_tile[BLOCK_N * BLOCK_K];
+  alignas(16) __shared__ float a_tile_0[BLOCK_M * BLOCK_K];
+  alignas(16) __shared__ float a_tile_1[BLOCK_M * BLOCK_K];
+  alignas(16) __shared__ float b_tile_0[BLOCK_N * BLOCK_K];
+  alignas(16) __shared__ float b_tile_1[BLOCK_N * BLOCK_K];
   float a_stage[A_LOADS];
   auto load_a = [&](int k0) {
     #pragma unroll
@@ -117,7 +119,7 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       }
     }
   };
-  auto store_a = [&]() {
+  auto store_a = [&](float* a_tile) __attribute__((always_inline)) {
     #pragma unroll
     for (int i = 0; i < A_LOADS; ++i) {
       const int slot = i * THREADS + thread;
@@ -144,7 +146,7 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       }
     }
   };
-  auto store_b = [&]() {
+  auto store_b = [&](float* b_tile) __attribute__((always_inline)) {
     #pragma unroll
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
@@ -161,13 +163,13 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
   };
   Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};
   load_a(0);
+  store_a(a_tile_0);
   load_b(0);
-  for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
-    store_a();
-    store_b();
-    __syncthreads();
+  store_b(b_tile_0);
+  __syncthreads();
+  auto step = [&](int k0, float* a_tile, float* b_tile, float* a_next, float* b_next) __attribute__((always_inline)) {
     if (k0 + BLOCK_K < K) {
-      load_a(k0 + BLOCK_K);  // the next tile is on its way while this one is used
+      load_a(k0 + BLOCK_K);
       load_b(k0 + BLOCK_K);
     }
 #if KVC_HAS_MFMA
@@ -204,7 +206,15 @@ conv(const float* __restrict__ x, const float* __restrict__ f, const float* __re
       }
     }
 #endif
+    if (k0 + BLOCK_K < K) {
+      store_a(a_next);
+      store_b(b_next);
+    }
     __syncthreads();
+  };
+  for (int k0 = 0; k0 < K; k0 += 2 * BLOCK_K) {
+    step(k0, a_tile_0, b_tile_0, a_tile_1, b_tile_1);
+    if (k0 + BLOCK_K < K) step(k0 + BLOCK_K, a_tile_1, b_tile_1, a_tile_0, b_tile_0);
   }
   #pragma unroll
   for (int j = 0; j < FRAGMENTS_N; ++j) {

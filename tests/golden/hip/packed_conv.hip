@@ -5,7 +5,7 @@
 //   y[b,o,i,j] = relu(t[b,o,i,j] + g[o])
 // }
 //
-// Written by kvc, emitter hip.contraction_packed 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=128, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1, TERMS=1.
+// Written by kvc, emitter hip.contraction_packed 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=128, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1, STAGES=2, DIRECT=0, TERMS=1.
 // Launch: conv_pack_f(f, f_packed), grid 3 x 1 x 1, block 256 x 1 x 1.
 // Launch: conv_pack_x(x, x_packed), grid 3 x 1 x 1, block 256 x 1 x 1.
 // Launch: conv(g, y, f_packed, x_packed), grid 4 x 1 x 1, block 256 x 1 x 1.
@@ -141,8 +141,10 @@ conv(const __half* __restrict__ g,
   const int lane = thread % LANES;
   const int wave_m = thread / LANES / WAVES_N * (BLOCK_M / WAVES_M);  // first row of this wave
   const int wave_n = thread / LANES % WAVES_N * (BLOCK_N / WAVES_N);  // and column
-  alignas(16) __shared__ __half a_tile[BLOCK_M * BLOCK_K];
-  alignas(16) __shared__ __half b_tile[BLOCK_N * BLOCK_K];
+  alignas(16) __shared__ __half a_tile_0[BLOCK_M * BLOCK_K];
+  alignas(16) __shared__ __half a_tile_1[BLOCK_M * BLOCK_K];
+  alignas(16) __shared__ __half b_tile_0[BLOCK_N * BLOCK_K];
+  alignas(16) __shared__ __half b_tile_1[BLOCK_N * BLOCK_K];
   Pack<__half, 8> a_stage[A_LOADS];
   auto load_a = [&](int k0) {
     #pragma unroll
@@ -157,7 +159,7 @@ conv(const __half* __restrict__ g,
       }
     }
   };
-  auto store_a = [&]() {
+  auto store_a = [&](__half* a_tile) __attribute__((always_inline)) {
     #pragma unroll
     for (int i = 0; i < A_LOADS; ++i) {
       const int slot = i * THREADS + thread;
@@ -180,7 +182,7 @@ conv(const __half* __restrict__ g,
       }
     }
   };
-  auto store_b = [&]() {
+  auto store_b = [&](__half* b_tile) __attribute__((always_inline)) {
     #pragma unroll
     for (int i = 0; i < B_LOADS; ++i) {
       const int slot = i * THREADS + thread;
@@ -191,13 +193,13 @@ conv(const __half* __restrict__ g,
   };
   Results acc[FRAGMENTS_M][FRAGMENTS_N] = {};
   load_a(0);
+  store_a(a_tile_0);
   load_b(0);
-  for (int k0 = 0; k0 < K; k0 += BLOCK_K) {
-    store_a();
-    store_b();
-    __syncthreads();
+  store_b(b_tile_0);
+  __syncthreads();
+  auto step = [&](int k0, __half* a_tile, __half* b_tile, __half* a_next, __half* b_next) __attribute__((always_inline)) {
     if (k0 + BLOCK_K < K) {
-      load_a(k0 + BLOCK_K);  // the next tile is on its way while this one is used
+      load_a(k0 + BLOCK_K);
       load_b(k0 + BLOCK_K);
     }
 #if KVC_HAS_MFMA
@@ -234,7 +236,15 @@ conv(const __half* __restrict__ g,
       }
     }
 #endif
+    if (k0 + BLOCK_K < K) {
+      store_a(a_next);
+      store_b(b_next);
+    }
     __syncthreads();
+  };
+  for (int k0 = 0; k0 < K; k0 += 2 * BLOCK_K) {
+    step(k0, a_tile_0, b_tile_0, a_tile_1, b_tile_1);
+    if (k0 + BLOCK_K < K) step(k0 + BLOCK_K, a_tile_1, b_tile_1, a_tile_0, b_tile_0);
   }
   #pragma unroll
   for (int j = 0; j < FRAGMENTS_N; ++j) {
