@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from kvc.diagnostics import KvcError
 from kvc.model.dataset import Example
 from kvc.model.prompt import without_setting
 from kvc.model.tokenizer import EOS, PAD, Tokenizer
@@ -97,12 +98,18 @@ class Batch:
     targets: np.ndarray
 
 
-def batches(corpus: Corpus, tokens_a_batch: int, seed: int, prompt_loss: bool = False) -> Iterator[Batch]:
-    """Endless batches: each epoch draws sequences by weight, groups them by bucket and shuffles the batches."""
+def batches(
+    corpus: Corpus, tokens_a_batch: int, seed: int, prompt_loss: bool = False, longest: int = BUCKETS[-1]
+) -> Iterator[Batch]:
+    """Endless batches: each epoch draws sequences by weight, groups them by bucket and shuffles the batches. Sequences
+    of more than `longest` tokens are never drawn. KVC0101 where none is left."""
     lengths = corpus.lengths()
-    bucket = np.searchsorted(BUCKETS, lengths)
+    buckets = [*(b for b in BUCKETS if b < longest), longest]
+    bucket = np.searchsorted(buckets, lengths)
     rng = random.Random(seed)
-    probability = corpus.weights / corpus.weights.max()
+    probability = np.where(lengths <= longest, corpus.weights, 0.0) / max(corpus.weights.max(initial=0.0), 1e-9)
+    if not (probability > 0).any():
+        raise KvcError("KVC0101", f"the corpus holds no sequence of at most {longest} tokens")
     while True:
         drawn = [n for n in range(len(corpus)) if rng.random() < probability[n]]
         rng.shuffle(drawn)
@@ -111,15 +118,15 @@ def batches(corpus: Corpus, tokens_a_batch: int, seed: int, prompt_loss: bool = 
         for n in drawn:
             queue = queues.setdefault(int(bucket[n]), [])
             queue.append(n)
-            if len(queue) == max(tokens_a_batch // BUCKETS[bucket[n]], 1):
+            if len(queue) == max(tokens_a_batch // buckets[bucket[n]], 1):
                 ready.append(queues.pop(int(bucket[n])))
         # What is left of a bucket is filled up from the bucket itself: shapes stay few.
         for b, queue in queues.items():
-            size = max(tokens_a_batch // BUCKETS[b], 1)
+            size = max(tokens_a_batch // buckets[b], 1)
             ready.append((queue * (size // len(queue) + 1))[:size])
         rng.shuffle(ready)
         for rows in ready:
-            yield _batch(corpus, rows, BUCKETS[int(bucket[rows[0]])], prompt_loss)
+            yield _batch(corpus, rows, buckets[int(bucket[rows[0]])], prompt_loss)
 
 
 def _batch(corpus: Corpus, rows: list[int], length: int, prompt_loss: bool) -> Batch:

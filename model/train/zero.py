@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from kvc.diagnostics import KvcError
 from kvc.model import weights as files
 from kvc.model.tokenizer import EOS, Tokenizer
 from kvc.model.train import checkpoint
@@ -123,15 +124,22 @@ def _prefetched(run: Run, step: int) -> Iterator[tuple[torch.Tensor, torch.Tenso
     import threading
 
     ahead: queue.Queue[Any] = queue.Queue(8)
+    sft = run.recipe.sft
 
     def produce() -> None:
-        for batch in batches(run.corpus, run.recipe.sft.tokens, run.recipe.seed + step):
-            tokens, targets = torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)
-            ahead.put((tokens.pin_memory(), targets.pin_memory()) if run.device == "cuda" else (tokens, targets))
+        try:
+            for batch in batches(run.corpus, sft.tokens, run.recipe.seed + step, longest=run.recipe.shape.context):
+                tokens, targets = torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)
+                ahead.put((tokens.pin_memory(), targets.pin_memory()) if run.device == "cuda" else (tokens, targets))
+        except (KvcError, RuntimeError) as error:  # whoever waits for batches has to hear of it
+            ahead.put(error)
 
     threading.Thread(target=produce, daemon=True).start()
     while True:
-        tokens, targets = ahead.get()
+        made = ahead.get()
+        if isinstance(made, Exception):
+            raise made
+        tokens, targets = made
         yield tokens.to(run.device, non_blocking=True), targets.to(run.device, non_blocking=True)
 
 
