@@ -40,6 +40,14 @@ def shown(page: Path) -> list[str]:
     return [line.partition(" #")[0] for line in found if line.startswith("kvc ")]
 
 
+def named(page: Path) -> list[list[str]]:
+    """The words of every command that running text or a table names: `kvc verify OUT [--model model.py]`."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [
+        m.replace("\\|", "|").replace("[", " ").replace("]", " ").split() for m in re.findall(r"`kvc ([^`]+)`", text)
+    ]
+
+
 def is_dear(command: str) -> bool:
     return command.split()[1] in DEAR
 
@@ -63,6 +71,25 @@ def test_commands_and_options_exist(page: Path) -> None:
         options = {o for p in command_of(words).params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
         given = [w.partition("=")[0] for w in words if re.match(r"--?[a-zA-Z]", w)]
         assert set(given) <= options, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_that_the_text_names_exist(page: Path) -> None:
+    for words in named(page):
+        if re.fullmatch(r"[a-z]+", words[0]):
+            known = {o for p in command_of(words).params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
+            given = {w.rstrip(",.;:").partition("=")[0] for w in words if w.startswith("--")}
+            assert given <= known, " ".join(words)
+
+
+def test_the_readme_names_every_command() -> None:
+    groups = {words[0] for words in named(ROOT / "README.md")}
+    assert set(getattr(typer.main.get_command(app), "commands", {})) <= groups
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [p.name for p in PAGES[1:] if f"- {p.name}\n" not in menu] == []
 
 
 def run(command: str, folder: Path) -> None:
