@@ -178,12 +178,12 @@ class _AttentionKernel:
         if pattern.batch:
             batch = self.kernel.fresh_axis("batch")
             scope.emit(f"{batch} = {program}{self.cast} // {tiles}")
-            axis = scope.bind(batch, points_of(self.spec, pattern.batch), Physical(batch))
+            axis = scope.bind(batch, points_of(self.spec, pattern.batch), Physical(batch, i64=scope.wide))
             scope.place(unflatten(self.spec, pattern.batch, axis))
         scope.emit(f"{self.row} = {self.tile}{self.cast} * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
         even = self.queries % self.file.constant("BLOCK_M") == 0
         mask = bounds(scope, self.row, str(self.queries), even, "BLOCK_M")
-        axis = scope.bind(self.row, self.queries, Physical(self.row, mask=mask, spans="BLOCK_M"))
+        axis = scope.bind(self.row, self.queries, Physical(self.row, mask=mask, spans="BLOCK_M", i64=scope.wide))
         scope.place(unflatten(self.spec, pattern.m, axis))
         self._bind(scope, self.lane, pattern.e, "BLOCK_E", "[None, :]")
 

@@ -286,7 +286,7 @@ class Tile:
             cast = ".to(tl.int64)" if scope.wide else ""
             scope.emit(f"{name} = {tile}{cast} * {block} + tl.arange(0, {block}){lane}")
             mask = bounds(scope, name, points, self._divides(block, points), block)
-            axis = scope.bind(name, _known(points), Physical(name, mask=mask, spans=block))
+            axis = scope.bind(name, _known(points), Physical(name, mask=mask, spans=block, i64=scope.wide))
             scope.place(unflatten(self.spec, axes, axis))
 
     def _divides(self, block: str, points: str) -> bool:
@@ -299,7 +299,7 @@ class Tile:
         cast = ".to(tl.int64)" if scope.wide else ""
         scope.emit(f"{batch} = {program}{cast} // (tiles_m * tiles_n)")
         scope.emit(f"{program} = {program} % (tiles_m * tiles_n)")
-        axis = scope.bind(batch, _known(self.extent["batch"]), Physical(batch))
+        axis = scope.bind(batch, _known(self.extent["batch"]), Physical(batch, i64=scope.wide))
         scope.place(unflatten(self.spec, self.pattern.batch, axis))
 
     # ------------------------------------------------------------ operands
@@ -318,7 +318,7 @@ class Tile:
         place.emit(f"{depth} = {start}{cast} + tl.arange(0, {block}){lane}")
         points = self.extent["k"]
         mask = bounds(place, depth, points, self._divides(block, points), block)
-        axis = place.bind(depth, _known(points), Physical(depth, mask=mask, spans=block))
+        axis = place.bind(depth, _known(points), Physical(depth, mask=mask, spans=block, i64=loop.wide))
         place.place(unflatten(self.spec, self.pattern.k, axis))
         place.shape = ("BLOCK_M", block) if side == self.m else (block, "BLOCK_N")
         return place, depth

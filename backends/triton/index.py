@@ -23,7 +23,7 @@ from kvc.kernel import (
 )
 from kvc.simplify import IndexAlgebra
 
-from .source import KernelText
+from .source import KernelText, is_far
 from .spelling import ADD, ATOM, MUL, UNARY
 
 LINE = 96  # longer expressions are cut at a named local
@@ -48,14 +48,15 @@ class V:
 
 @dataclass(frozen=True)
 class Physical:
-    """A physical axis: its local, the mask that says where it is inside, whether it is a Python constant, and for a
-    block-shaped one the size that it spans ("BLOCK")."""
+    """A physical axis: its local, the mask that says where it is inside, whether it is a Python constant, for a
+    block-shaped one the size that it spans ("BLOCK"), and whether the local has 64 bits for sure."""
 
     text: str
     strength: int = ATOM
     mask: str = ""
     constant: bool = False
     spans: str = ""
+    i64: bool = False
 
 
 def literal_text(value: bool | int | float) -> str:
@@ -101,10 +102,12 @@ class IndexScope(ABC):
             self.env: dict[str, Expr] = {}
             self.sizes: dict[str, Size] = dict(kernel.spec.size)
             self.wide = False
+            self.far = is_far(kernel.spec)
         else:
             self.env = dict(parent.env)
             self.sizes = dict(parent.sizes)
             self.wide = parent.wide
+            self.far = parent.far
         self.algebra = IndexAlgebra(self.sizes)
 
     # ------------------------------------------------------------ scopes
@@ -192,10 +195,18 @@ class IndexScope(ABC):
         if local is not None:
             return local
         match expr:
+            case Const(value) if 2**31 <= value < 2**32:
+                # To Triton the literal is unsigned, and as an offset by itself negative.
+                return V(f"tl.full((), {value}, tl.int64)", ATOM, I64)
             case Const(value):
                 return V(repr(value), ATOM if value >= 0 else UNARY, self.integer, literal=int(value))
             case Axis(name):
                 at = self.binding(name)
+                if self.far and at.constant:
+                    return V(f"tl.full((), {at.text}, tl.int64)", ATOM, I64, frozenset({name}))
+                if self.far and not at.i64:
+                    text = at.text if at.strength == ATOM else f"({at.text})"
+                    return V(f"{text}.to(tl.int64)", ATOM, I64, frozenset({name}))
                 return V(at.text, at.strength, self.integer, frozenset({name}))
             case Extent(name):
                 size = self.spec.size[name].size

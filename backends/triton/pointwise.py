@@ -11,7 +11,7 @@ from kvc.patterns import match_pointwise
 
 from .codegen import Physical, Scope
 from .emitter import RuleEmitter, grid_of
-from .source import KernelText, Knobs, SourceFile, kernel_name
+from .source import KernelText, Knobs, SourceFile, is_far, kernel_name
 
 MAX_PROGRAMS = 2**31 - 1
 
@@ -93,12 +93,7 @@ def is_wide(spec: KernelSpec, axes: Sequence[str]) -> bool:
     """Whether offsets or flat points may not fit in 32 bits."""
     if not spec.is_static or points_of(spec, axes) + 65536 >= 2**31:
         return True
-    tensors = [*(o.name for o in (*spec.inputs, *spec.outputs)), *(s.target for s in spec.temps)]
-    for tensor in tensors:
-        reach = sum((n - 1) * s for n, s in zip(spec.shape_of(tensor), spec.strides_of(tensor), strict=True))
-        if reach >= 2**31:
-            return True
-    return False
+    return is_far(spec)
 
 
 def programs(file: SourceFile, spec: KernelSpec, axes: Sequence[str]) -> int:
@@ -124,7 +119,7 @@ def open_flat(scope: Scope, axes: Sequence[str]) -> Scope:
         block = kernel.file.constant("BLOCK")
         scope.emit(f"{name} = {program} * BLOCK + tl.arange(0, BLOCK)")
         mask = bounds(scope, name, str(points), points > 0 and points % block == 0, "BLOCK")
-        p: Expr = scope.bind(name, points, Physical(name, mask=mask, spans="BLOCK"))
+        p: Expr = scope.bind(name, points, Physical(name, mask=mask, spans="BLOCK", i64=scope.wide))
         scope.shape = ("BLOCK",)
         scope.place(unflatten(spec, axes, p))
         return scope
@@ -157,7 +152,7 @@ def open_lines(scope: Scope, lines: tuple[str, ...]) -> Scope:
         inner = scope.child()
         total = scope.index(extent_product(lines)).text
         inner.emit(f"@{name} in range(tl.program_id(0).to(tl.int64), {total}, tl.num_programs(0)):")
-    axis = inner.bind(name, points_of(spec, lines) if static else None, Physical(name))
+    axis = inner.bind(name, points_of(spec, lines) if static else None, Physical(name, i64=scope.wide))
     inner.place(unflatten(spec, lines, axis))
     return inner
 

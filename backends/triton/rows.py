@@ -167,7 +167,7 @@ class RowKernel:
             return
         scope.emit(f"{row} = {program} * ROWS + tl.arange(0, ROWS)[:, None]")
         mask = bounds(scope, row, str(self.rows), self.rows % self.file.constant("ROWS") == 0, "ROWS")
-        axis = scope.bind(row, self.rows, Physical(row, mask=mask, spans="ROWS"))
+        axis = scope.bind(row, self.rows, Physical(row, mask=mask, spans="ROWS", i64=scope.wide))
         scope.place(unflatten(self.spec, outer, axis))
         scope.shape = ("ROWS", "COLUMNS")
 

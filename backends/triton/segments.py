@@ -183,7 +183,7 @@ class _SegmentKernel(RowKernel):
         scope.emit(f"{segment} = {program} % {self.segments}")
         row = kernel.fresh_axis("row")
         scope.emit(f"{row} = {program} // {self.segments}")
-        scope.place(unflatten(self.spec, self.pattern.outer, scope.bind(row, self.rows, Physical(row))))
+        scope.place(unflatten(self.spec, self.pattern.outer, scope.bind(row, self.rows, Physical(row, i64=scope.wide))))
         scope.shape = ("COLUMNS",)
         self.first = kernel.fresh("first")
         scope.emit(f"{self.first} = {segment} * {self.length}")

@@ -86,6 +86,10 @@ class SourceFile:
 
     def add(self, kernel: KernelText, programs: int) -> None:
         """Add a finished kernel, launched with that many programs."""
+        if is_far(kernel.spec) and programs > 1:
+            # Triton's range analysis takes program ids for arbitrary; the byte offsets of a far operand then overflow
+            # in the analysis itself, which ends up cutting them to 32 bits (3.9: convert-to-buffer-ops).
+            kernel.lines.insert(0, f"tl.assume(tl.program_id(0) < {programs})")
         self._kernels.append(kernel.text())
         grid = (max(programs, 1), 1, 1)
         self.launches.append(Launch(kernel.name, grid, (self.threads, 1, 1), kernel.arguments(), 0, self.options))
@@ -127,6 +131,15 @@ class SourceFile:
             knobs=self.knobs,
             origin=origin,
         )
+
+
+def is_far(spec: KernelSpec) -> bool:
+    """Whether some tensor of static sizes spans 2^31 elements or more."""
+    if not spec.is_static:
+        return False
+    tensors = [*(o.name for o in (*spec.inputs, *spec.outputs)), *(s.target for s in spec.temps)]
+    reach = (zip(spec.shape_of(t), spec.strides_of(t), strict=True) for t in tensors)
+    return any(sum((n - 1) * s for n, s in dims) >= 2**31 for dims in reach)
 
 
 @dataclass
