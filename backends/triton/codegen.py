@@ -26,9 +26,11 @@ from kvc.kernel import (
     Extent,
     Reduce,
     Stmt,
+    axes_of,
     call,
     substitute,
 )
+from kvc.simplify import Linear
 
 from .index import LINE, UNROLL_POINTS, Physical, V, identity_of, literal_text, typed_literal
 from .spelling import ADD, ATOM, BIT_AND, TL
@@ -98,9 +100,33 @@ class Scope(ValueScope):
         offset: Expr = Const(0)
         for at, stride in zip(index, self.stride_exprs(tensor), strict=True):
             offset = Call("add", (offset, Call("mul", (at, stride))))
-        text = home._index(self.resolved(offset))
+        resolved = self.resolved(offset)
         pointer = self.kernel.pointer(tensor)
+        parts = self._by_axes(resolved)
+        if len(parts) > 1 and any(len(part.terms) > 1 for part in parts.values()):
+            return f"{pointer} + ({' + '.join(self._part(tensor, part).at(ADD + 1) for part in parts.values())})"
+        text = home._index(resolved)
         return pointer if text.literal == 0 else f"{pointer} + {text.at(ADD)}"
+
+    def _by_axes(self, offset: Expr) -> dict[frozenset[str], Linear]:
+        """An offset as a sum of parts that depend on different axes. Added up one by one, its terms would make a block
+        of all axes as soon as two meet; the parts meet once, and each is worked out where its axes are bound."""
+        linear = self.algebra.linear(offset)
+        found: dict[frozenset[str], dict[Expr, int]] = {}
+        for atom, factor in linear.terms:
+            found.setdefault(frozenset(axes_of(atom)), {})[atom] = factor
+        parts = {axes: Linear.build(terms, 0) for axes, terms in found.items()}
+        if linear.constant and parts:
+            first = next(iter(parts))
+            parts[first] = parts[first].plus(Linear((), linear.constant))
+        return parts
+
+    def _part(self, tensor: str, part: Linear) -> V:
+        """One part of an offset, in a local of its own where it has several terms."""
+        expr = part.expr()
+        place = self.home(axes_of(expr))
+        value = place._index(expr)
+        return value if len(part.terms) == 1 else place._local(expr, f"{tensor}_at", value)
 
     def stride_exprs(self, tensor: str) -> list[Expr]:
         """Strides in elements; products of extents where the sizes are symbolic."""

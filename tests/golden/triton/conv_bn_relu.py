@@ -40,6 +40,7 @@ def conv_bn_relu(x_ptr, f_ptr, scale_ptr, shift_ptr, y_ptr):
     i = q % 10
     j = column % 9
     b = column // 90
+    x_at = b * 1615 + i * 34 + j * 2 - 18
     for start in range(0, 45, BLOCK_K):
         k_a = start + tl.arange(0, BLOCK_K)[None, :]
         k_a_in = k_a < 45
@@ -52,10 +53,12 @@ def conv_bn_relu(x_ptr, f_ptr, scale_ptr, shift_ptr, y_ptr):
         s = k_b % 3
         w = j * 2 + s - 1
         c = k_b // 9
+        x_at_1 = c * 323 + r * 17 + s
         inside = column_in & k_b_in & (h >= 0) & (h < 19) & (w >= 0) & (w < 17)
-        x = tl.load(x_ptr + b * 1615 + c * 323 + i * 34 + r * 17 + j * 2 + s - 18, mask=inside, other=0.0)
+        x = tl.load(x_ptr + (x_at + x_at_1), mask=inside, other=0.0)
         acc = tl.dot(f, x, acc, input_precision="ieee")
     scale = tl.load(scale_ptr + row, mask=row_in, other=0.0)
     shift = tl.load(shift_ptr + row, mask=row_in, other=0.0)
     r_1 = column % 90
-    tl.store(y_ptr + b * 810 + row * 90 + r_1, relu(acc * scale + shift), mask=row_in & column_in)
+    y_at = b * 810 + r_1
+    tl.store(y_ptr + (y_at + row * 90), relu(acc * scale + shift), mask=row_in & column_in)

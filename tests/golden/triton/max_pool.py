@@ -21,10 +21,11 @@ def max_pool(x_ptr, y_ptr):
     i = q % 9
     j = p % 8
     q_1 = p // 72
+    x_at = q_1 * 323 + i * 34 + j * 2
     for r in tl.static_range(3):
         for s in tl.static_range(3):
             h = i * 2 + r
             w = j * 2 + s
-            x = tl.load(x_ptr + q_1 * 323 + i * 34 + r * 17 + j * 2 + s, mask=p_in, other=float("-inf"))
+            x = tl.load(x_ptr + (x_at + r * 17 + s), mask=p_in, other=float("-inf"))
             y = tl.maximum(y, x, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y_ptr + p, y, mask=p_in)
