@@ -113,6 +113,12 @@ def kernelbench(
     problems: Annotated[str | None, typer.Option("--problems", help="Numbers in the level, such as 1,5,7-9.")] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Only each so-many-th problem.")] = 1,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many problems.")] = None,
+    part: Annotated[
+        str, typer.Option("--slice", metavar="I/N", help="The I-th of N slices; all may share one --out.")
+    ] = "1/1",
+    baselines: Annotated[
+        str, typer.Option("--baselines", help="With --stage time: of eager, compile, max_autotune.")
+    ] = "eager,compile,max_autotune",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
     full_size: Annotated[bool, typer.Option("--full-size", help="Do not reduce sizes (needs a GPU).")] = False,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of the suite's criterion.")] = 5,
@@ -130,7 +136,7 @@ def kernelbench(
     reduced sizes on the simulator. Writes results.jsonl, table.json and table.md. Exit code 0: all passed, problems
     whose reference proves nothing aside; 1: some did not.
     """
-    from kvc.bench.kernelbench import Request, run
+    from kvc.bench.kernelbench import Request, run, slice_of
     from kvc.bench.problems import numbers
 
     console = console_for(as_json, quiet)
@@ -145,6 +151,8 @@ def kernelbench(
         numbers=numbers(problems) if problems else None,
         every=every,
         limit=limit,
+        part=slice_of(part),
+        baselines=tuple(b for b in baselines.split(",") if b),
         full_size=full_size,
         seed=seed,
         jobs=jobs,

@@ -12,6 +12,7 @@ from kvc.bench.problems import Problem, find
 from kvc.bench.reduce import Budget
 from kvc.bench.runner import Item, Runner, written
 from kvc.bench.stages import STAGES, digest
+from kvc.bench.timing import BASELINES
 from kvc.diagnostics import KvcError
 from kvc.emitter import target as find_target
 from kvc.executors import choose
@@ -19,8 +20,9 @@ from kvc.executors import choose
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `kvc bench kernelbench`. `every` takes each so-many-th problem of a level; `retry` runs again
-    what did not pass, and keeps what passed whatever kvc's sources were then."""
+    """The options of `kvc bench kernelbench`. `every` takes each so-many-th problem of a level, `part` (i, n) the i-th
+    of n slices of what is left, dealt out one by one; `baselines` of the time stage; `retry` runs again what did not
+    pass, and keeps what passed whatever kvc's sources were then."""
 
     root: Path
     levels: tuple[int, ...]
@@ -32,6 +34,8 @@ class Request:
     numbers: frozenset[int] | None = None
     every: int = 1
     limit: int | None = None
+    part: tuple[int, int] = (1, 1)
+    baselines: tuple[str, ...] = BASELINES
     full_size: bool = False
     seed: int = 0
     jobs: int = 2
@@ -65,6 +69,9 @@ def _checked(request: Request) -> str:
     row = arch_row(request.arch)
     if request.stage not in STAGES:
         raise KvcError("KVC0106", f"stage {request.stage!r}", hint=f"one of: {', '.join(STAGES)}")
+    for name in request.baselines:
+        if name not in BASELINES:
+            raise KvcError("KVC0106", f"baseline {name!r}", hint=f"one of: {', '.join(BASELINES)}")
     return choose(request.executor, row) if request.stage == "verify" else request.executor
 
 
@@ -73,7 +80,16 @@ def chosen(request: Request) -> list[Problem]:
     found = find(request.root, request.levels, request.numbers)
     if request.every > 1:
         found = [p for p in found if p.number % request.every == 0]
-    return found[: request.limit]
+    part, parts = request.part
+    return found[part - 1 :: parts][: request.limit]
+
+
+def slice_of(text: str) -> tuple[int, int]:
+    """(i, n) of "i/n". KVC0106 for anything else."""
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise KvcError("KVC0106", f"--slice {text!r}", hint="a slice and how many there are, such as 1/4")
+    return int(part), int(parts)
 
 
 def _settings(request: Request, executor: str) -> Record:
@@ -87,4 +103,4 @@ def _settings(request: Request, executor: str) -> Record:
         "seed": request.seed,
         "trials": request.trials,
         "budget": asdict(request.budget),
-    }
+    } | ({"baselines": list(request.baselines)} if request.stage == "time" else {})

@@ -10,6 +10,7 @@ from typing import Any
 from kvc.bench.journal import Record
 
 THIN = 0.5  # coverage of reduced sizes (kvc.bench.reduce) below which a pass says little
+BASELINES = ("eager", "compile", "max_autotune")  # of kvc.bench.timing
 FAST_P = (0.5, 0.8, 1.0, 1.5, 2.0)
 
 
@@ -56,21 +57,29 @@ def _coverage(record: Record) -> float:
 
 
 def _timing(records: Sequence[Record], total: int) -> dict[str, Any]:
-    """fast_p: the share of all problems that are correct and more than p times as fast as the baseline. The
-    geometric mean is over the correct ones."""
+    """fast_p: the share of all problems that are correct and more than p times as fast as the baseline;
+    "at_least_as_fast": that are correct and no slower. The geometric mean is over the correct ones; "launches" and
+    "kvc_launches" are the kernels of a call, summed over them."""
     result: dict[str, Any] = {}
-    for baseline in ("eager", "compile"):
-        ratios = [
-            r["times"][baseline]["median_ms"] / r["times"]["kvc"]["median_ms"]
-            for r in records
-            if r["status"] == "passed" and baseline in r.get("times", {})
-        ]
+    for baseline in BASELINES:
+        mine = [r["times"] for r in records if r["status"] == "passed" and baseline in r.get("times", {})]
+        if not mine and baseline not in ("eager", "compile"):
+            continue
+        ratios = [t[baseline]["median_ms"] / t["kvc"]["median_ms"] for t in mine]
         result[baseline] = {
             "problems": len(ratios),
-            "fast_p": {str(p): round(sum(x > p for x in ratios) / total, 4) if total else 0.0 for p in FAST_P},
+            "fast_p": {str(p): _share(sum(x > p for x in ratios), total) for p in FAST_P},
+            "at_least_as_fast": _share(sum(x >= 1 for x in ratios), total),
             "geometric_mean": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3) if ratios else None,
+            "launches": sum(t[baseline].get("launches", 0) for t in mine),
+            "external": sum(t[baseline].get("external", 0) for t in mine),
+            "kvc_launches": sum(t["kvc"].get("launches", 0) for t in mine),
         }
     return result
+
+
+def _share(count: int, total: int) -> float:
+    return round(count / total, 4) if total else 0.0
 
 
 def classes(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -120,24 +129,14 @@ def markdown(summary: Mapping[str, Any], records: Sequence[Record], title: str, 
     if thin:
         lines += ["", f"## Passed at sizes that show little (coverage below {THIN})", ""]
         lines += [f"- {r['problem']} {r['name']}: {_coverage(r)}, inputs {r['sizes']['inputs']}" for r in thin]
-    lines += [
-        "",
-        "## Problems",
-        "",
-        "| problem | name | status | kernels | distinct | coverage | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    timed = any("times" in r for r in records)
+    head = ["problem", "name", "status", "kernels", "distinct", "coverage", "seconds"]
+    head += ["kvc ms", *(f"over {b}" for b in BASELINES)] if timed else []
+    lines += ["", "## Problems", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for r in records:
         seconds = round(sum(r.get("seconds", {}).values()), 1)
-        cells = [
-            r["problem"],
-            r["name"],
-            r["status"],
-            r.get("kernels", ""),
-            r.get("distinct", ""),
-            _coverage(r),
-            seconds,
-        ]
+        known = (r["problem"], r["name"], r["status"], r.get("kernels", ""), r.get("distinct", ""))
+        cells = [*known, _coverage(r), seconds, *(_time_cells(r) if timed else [])]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -146,18 +145,24 @@ def _timing_lines(rows: Mapping[str, Any]) -> list[str]:
     timed = {name: f["timing"] for name, f in rows.items() if "timing" in f}
     if not timed:
         return []
-    lines = [
-        "",
-        "## Speed",
-        "",
-        "| level | against | " + " | ".join(f"fast_{p:g}" for p in FAST_P) + " | geometric mean |",
-    ]
-    lines.append("|" + "---|" * (len(FAST_P) + 3))
+    head = ["level", "against", "problems", *(f"fast_{p:g}" for p in FAST_P), "at least as fast", "geometric mean",
+            "its launches (of libraries)", "kvc's"]  # fmt: skip
+    lines = ["", "## Speed", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, timing in timed.items():
         for baseline, t in timing.items():
-            shares = " | ".join(f"{100 * t['fast_p'][str(p)]:.1f}%" for p in FAST_P)
-            lines.append(f"| {name} | {baseline} | {shares} | {t['geometric_mean'] or ''} |")
+            cells = [name, baseline, t["problems"], *(f"{100 * t['fast_p'][str(p)]:.1f}%" for p in FAST_P),
+                     f"{100 * t['at_least_as_fast']:.1f}%", t["geometric_mean"] or "",
+                     f"{t['launches']} ({t['external']})", t["kvc_launches"]]  # fmt: skip
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
+
+
+def _time_cells(record: Record) -> list[str]:
+    """The speedups of a problem over each baseline, and its milliseconds."""
+    times = record.get("times", {})
+    ours = times.get("kvc", {}).get("median_ms")
+    ratios = [f"{times[b]['median_ms'] / ours:.2f}" if ours and b in times else "" for b in BASELINES]
+    return [f"{ours:.4f}" if ours else "", *ratios]
 
 
 def _cell(text: str) -> str:

@@ -4,8 +4,9 @@ torch.compile, interleaved in one process on the same inputs, and the outputs co
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvc.bench.criterion import compare
 from kvc.bench.cuda_module import device_row, module_on_cuda, translation
@@ -42,6 +43,11 @@ def plain_precision() -> dict[str, Any]:
     }
 
 
+def device_of(job: Mapping[str, Any]) -> Device:
+    """What takes the times of a job."""
+    return CudaDevice()
+
+
 def measure_on_cuda(work: Work, captured: Captured, loaded: Loaded, plan: Plan) -> None:
     """Adds "criterion", "launches" and "times" to the record. The problem was loaded and captured on the GPU."""
     import torch
@@ -58,70 +64,117 @@ def measure_on_cuda(work: Work, captured: Captured, loaded: Loaded, plan: Plan) 
         if not passed:
             return
         with work.timed("time"):
-            work.record["times"] = _times(loaded.module, ours, inputs_of(work, loaded)())
+            work.record["times"] = times(
+                loaded.module, ours, inputs_of(work, loaded)(), device_of(work.job), tuple(work.job["baselines"]),
+                generated={launch.kernel for a in done.artifacts for launch in a.candidate.launches},
+            )  # fmt: skip
     if plan.fallbacks:
         work.record["status"] = "failed"
         raise KvcError("KVC0203", f"{len(plan.fallbacks)} eager fallbacks")
 
 
-def _times(original: torch.nn.Module, ours: torch.nn.Module, inputs: list[Any]) -> dict[str, Any]:
-    """{"eager" | "compile" | "kvc": {"median_ms", "rounds", ...}}; a baseline that does not compile is left out."""
+#: What torch.compile is asked for, by the baseline's name.
+MODES: dict[str, dict[str, str]] = {"compile": {}, "max_autotune": {"mode": "max-autotune"}}
+BASELINES = ("eager", *MODES)
+
+
+class Device(Protocol):
+    """What times calls. `sample` runs one once and gives milliseconds; `kernels` names what one call launches, copies
+    and fills of memory aside."""
+
+    def sample(self, call: Call) -> float: ...
+
+    def kernels(self, call: Call) -> list[str]: ...
+
+
+def compiled(original: torch.nn.Module, baseline: str) -> Call:
+    """The original by torch.compile, as a baseline is compiled."""
     import torch
 
-    calls: dict[str, Call] = {"eager": lambda: original(*inputs), "kvc": lambda: ours(*inputs)}
+    options: dict[str, Any] = dict(MODES[baseline])
+    made: Call = torch.compile(original, **options)
+    return made
+
+
+def times(
+    original: torch.nn.Module,
+    ours: Call,
+    inputs: Sequence[Any],
+    device: Device,
+    baselines: Sequence[str] = BASELINES,
+    compile_as: Callable[[torch.nn.Module, str], Call] = compiled,
+    generated: Collection[str] = (),
+) -> dict[str, Any]:
+    """{"kvc" and each baseline: {"median_ms", "rounds", "launches", "generated", "external", ...}}. Baselines that do
+    not compile are named in "not_compiled", with what torch said. `generated` are the names of kvc's own kernels."""
+    import torch
+
+    calls: dict[str, Call] = {"kvc": lambda: ours(*inputs)}
+    failed: dict[str, str] = {}
     torch._dynamo.config.allow_rnn = True
     torch._dynamo.reset()
-    compiled = torch.compile(original)
-    try:
-        compiled(*inputs)
-    except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
-        failed = f"{type(error).__name__}: {str(error)[:200]}"
-    else:
-        failed = ""
-        calls["compile"] = lambda: compiled(*inputs)
-    samples = interleaved(calls)
-    times: dict[str, Any] = {name: summary(ms) for name, ms in samples.items()}
+    for name in baselines:
+        function = original if name == "eager" else compile_as(original, name)
+        try:
+            function(*inputs)
+        except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
+            failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
+        else:
+            calls[name] = partial(function, *inputs)
+    samples = interleaved(calls, device)
+    found: dict[str, Any] = {name: summary(ms) for name, ms in samples.items()}
     for name, call in calls.items():
-        times[name]["launches"] = launches(call)
+        found[name] |= launches(device.kernels(call), generated if name == "kvc" else ())
     if failed:
-        times["compile_failed"] = failed
-    expected, got = original(*inputs), ours(*inputs)
-    times["again"] = compare(expected, got)[1] or "equal"
-    return times
+        found["not_compiled"] = failed
+    found["again"] = compare(original(*inputs), ours(*inputs))[1] or "equal"
+    return found
 
 
-def launches(call: Call) -> int:
-    """Kernels that one call launches, as the profiler sees them: copies and fills of memory aside."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        call()
-        torch.cuda.synchronize()
-    names = [e.name for e in seen.events() or () if e.device_type == torch.autograd.DeviceType.CUDA]
-    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
+def launches(names: Sequence[str], generated: Collection[str] = ()) -> dict[str, int]:
+    """How many kernels a call launches, and how many of them a compiler wrote: those named in `generated`, and
+    Inductor's, which begin with "triton_". All others belong to a library or to torch."""
+    own = sum(name in generated or name.startswith("triton_") for name in names)
+    return {"launches": len(names), "generated": own, "external": len(names) - own}
 
 
-def interleaved(calls: dict[str, Call]) -> dict[str, list[float]]:
-    """Milliseconds of each call between device events: one of each in turn, caches emptied before each."""
-    import torch
-
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+def interleaved(calls: Mapping[str, Call], device: Device | None = None) -> dict[str, list[float]]:
+    """Milliseconds of each call: one of each in turn, on the CUDA device where no other is given."""
+    device = device or CudaDevice()
     for _ in range(WARMUP):
         for call in calls.values():
             call()
-    torch.cuda.synchronize()
+    samples = interleave(list(calls), lambda name: device.sample(calls[name]), *ROUNDS, BUDGET_S)
+    gc.collect()
+    return samples
 
-    def sample(name: str) -> float:
-        flush.zero_()
+
+class CudaDevice:
+    """Times between events of the current CUDA device, caches emptied before each call."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def sample(self, call: Call) -> float:
+        import torch
+
+        self._flush.zero_()
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        result = calls[name]()
+        result = call()
         stop.record()
         torch.cuda.synchronize()
         del result
         return float(start.elapsed_time(stop))
 
-    samples = interleave(list(calls), sample, *ROUNDS, BUDGET_S)
-    gc.collect()
-    return samples
+    def kernels(self, call: Call) -> list[str]:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            call()
+            torch.cuda.synchronize()
+        names = [e.name for e in seen.events() or () if e.device_type == torch.autograd.DeviceType.CUDA]
+        return [name for name in names if not name.startswith(("Memcpy", "Memset"))]
