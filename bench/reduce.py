@@ -108,18 +108,21 @@ class _Knob:
     def current(self, values: Values) -> int:
         return max(values[x] for x in self.literals)
 
-    def steps(self, values: Values) -> Iterator[tuple[Values, ...]]:
-        """Rows of settings, each smaller than the row before and than what is set now; alternatives within a row."""
+    def steps(self, values: Values, deep: bool) -> Iterator[tuple[Values, ...]]:
+        """Rows of settings, each smaller than the row before and than what is set now; alternatives within a row. Where
+        trials are dear (`deep`) what divides the present size comes first, and few others."""
         now = self.current(values)
         if self.divide:
             for divisor in DIVISORS:
                 if all(values[x] % divisor == 0 for x in self.literals if x.value >= _SIZE):
                     yield ({x: values[x] // divisor if x.value >= _SIZE else values[x] for x in self.literals},)
             return
+        built = any(x.kind != "given" for x in self.literals)
         for row in LADDER:
-            if row[0] < now:
+            if row[0] < now and not (built and row[0] == 1):  # one head or one group would be another kind of model
                 exact = [now // d for d in (2, 4, 8) if now % d == 0 and row[0] <= now // d < 2 * row[0]]
-                settings = dict.fromkeys([*(v for v in row if v < now), *exact])
+                alternatives = [v for v in row if v < now]
+                settings = dict.fromkeys([*exact, *alternatives[:2]] if deep else [*alternatives, *exact])
                 yield tuple(dict.fromkeys(self.literals, v) for v in settings)
 
 
@@ -147,6 +150,11 @@ class _Search:
                 same = found.structure == self.full.structure and 0 not in _extents(found)
                 self.seen[key] = found if same else None
         return self.seen[key]
+
+    @property
+    def deep(self) -> bool:
+        """Whether a trial takes long enough to count."""
+        return len(self.full.operations) > _DEEP
 
     @property
     def exhausted(self) -> bool:
@@ -187,12 +195,19 @@ class _Search:
         self.limit += self.trials
         self.stuck.clear()
         wider = self.lowered(values, [*self.knobs("given"), *further])
+        if self.load(wider) > 1.0:
+            # Far too large still, and the trials spent on lengths that are tied to others: first divide what can be.
+            self.limit += self.trials
+            self.stuck.clear()
+            dividing = [k for k in [*self.knobs("given"), *further] if k.divide]
+            divided = self.lowered(values, dividing)
+            given = min(given, self.lowered(divided, [*self.knobs("given"), *further]), key=self.load)
         return min(given, wider, key=lambda v: max(self.load(v), 1.0))
 
     def lowered(self, values: Values, knobs: list[_Knob]) -> Values:
         """Greedy descent: into the budget by the moves that lose the least coverage for what they save, then further
         down as long as nothing is lost."""
-        if len(self.full.operations) > _DEEP:
+        if self.deep:
             return self.in_turn(values, knobs)
         while self.load(values) > 1.0 and not self.exhausted:
             best = self.best_move(values, knobs)
@@ -242,7 +257,7 @@ class _Search:
     def moves(self, values: Values, knob: _Knob) -> Iterator[Values]:
         """The first setting that works in each of the next rows of the ladder."""
         found = failed = 0
-        for row in knob.steps(values):
+        for row in knob.steps(values, self.deep):
             for setting in row:
                 if self.exhausted:
                     return
