@@ -203,6 +203,8 @@ class _Writer:
         for step in prologue:
             self.step(step)
         self.preparation, self.body, self.kept = self.body, [], set()
+        for value in self.plan.empties:
+            self.make_output(value)
         for step in self.plan.calls:
             self.step(step)
 

@@ -185,7 +185,13 @@ def failure(spec_name: str, attempts: Sequence[Attempt]) -> KvcError:
 
 
 def translate_kernels(
-    plan: Plan, target: Target, arch: ArchSpec, options: Options, bench: Bench, store: Store | None, listen: Listener,
+    plan: Plan,
+    target: Target,
+    arch: ArchSpec,
+    options: Options,
+    bench: Bench,
+    store: Store | None,
+    listen: Listener,
     supply: Supply | None = None,
 ) -> tuple[tuple[Artifact, ...], tuple[tuple[Attempt, ...], ...]]:
     """An artifact for each distinct kernel, worked out on `options.jobs` threads (each drives a worker process).

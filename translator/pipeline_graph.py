@@ -14,13 +14,14 @@ from kvc.kernel import KernelSpec, Stmt
 from kvc.lower import Provenance, fallbacks, lower
 from kvc.passes.canonicalize import canonicalize
 from kvc.passes.dedupe import dedupe
+from kvc.passes.empty import empty
 from kvc.passes.fold import fold
 from kvc.passes.fold_norm import fold_norms
 from kvc.passes.fuse import Barrier, Fusion
 from kvc.passes.partition import Cut, grouped, partition
 from kvc.plan import Fallback, Invoke, Plan, Step, fixed_inputs
 
-GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (canonicalize, fold, fold_norms, canonicalize)
+GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (empty, canonicalize, fold, fold_norms, canonicalize)
 
 MAX_NAME = 48  # characters of a kernel's name
 
@@ -41,6 +42,8 @@ def plan(graph: Graph, composites: Sequence[Composite] = ()) -> Plan:
         composites,
         fixed_inputs(graph),
     )
+    every = [p for p in pieces if isinstance(p, Cut)]
+    pieces = [p for p in pieces if not (isinstance(p, Cut) and _is_empty(p.spec))]
     cuts = [p for p in pieces if isinstance(p, Cut)]
     kernels, which = dedupe([c.spec for c in cuts])
     numbers = iter(which)
@@ -50,7 +53,7 @@ def plan(graph: Graph, composites: Sequence[Composite] = ()) -> Plan:
             steps.append(_invoke(piece, next(numbers), provenance))
         else:
             steps.append(Fallback(graph.producer[piece.name], reasons[piece.name]))
-    made = Plan(graph, kernels, tuple(steps), _buffers(graph, whole, cuts))
+    made = Plan(graph, kernels, tuple(steps), _buffers(graph, whole, every))
     return replace(made, steps=(*(steps[n] for n in sorted(made.prologue)), *made.calls))
 
 
@@ -74,6 +77,11 @@ def _invoke(cut: Cut, kernel: int, provenance: Provenance) -> Invoke:
         tuple(dict.fromkeys(n.loc for n in nodes if n.loc is not None)),
         tuple(n.name for n in nodes),
     )
+
+
+def _is_empty(spec: KernelSpec) -> bool:
+    """Whether a kernel would write no element."""
+    return all(0 in spec.shape_of(o.name) for o in spec.outputs)
 
 
 def _buffers(graph: Graph, whole: KernelSpec, cuts: Sequence[Cut]) -> dict[str, TensorType]:

@@ -39,8 +39,8 @@ Step = Invoke | Fallback
 @dataclass(frozen=True)
 class Plan:
     """`buffers`: every value that exists in memory beside the graph's inputs, with its type (contiguous unless it is a
-    graph output). `graph.outputs` name buffers or inputs. Steps of the `prologue` run when parameters change, the rest
-    at each call."""
+    graph output); no step writes those without elements. `graph.outputs` name buffers or inputs. Steps of the
+    `prologue` run when parameters change, the rest at each call."""
 
     graph: Graph
     kernels: tuple[KernelSpec, ...]
@@ -69,6 +69,12 @@ class Plan:
     def launches(self) -> tuple[Invoke, ...]:
         """The kernels that run at each call."""
         return tuple(s for s in self.calls if isinstance(s, Invoke))
+
+    @property
+    def empties(self) -> dict[str, TensorType]:
+        """Values without elements: no step writes them, they need only be there."""
+        written = {v for s in self.steps for v in (s.outputs if isinstance(s, Invoke) else s.node.outputs)}
+        return {v: self.graph.types.get(v, t) for v, t in self.buffers.items() if v not in written}
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvc.dtypes import DType
-from kvc.graph import Arg, Node, Ref
+from kvc.graph import Arg, Node, Ref, TensorType
 from kvc.interpret import interpret
 from kvc.kernel import KernelSpec
 from kvc.plan import Invoke, Plan
@@ -24,6 +24,7 @@ def run_plan(
     """Values of the graph's outputs and buffer updates by name, in the shapes of the graph. `inputs`: the graph's
     inputs by name. Tensors are dropped after their last use, as the memory plan does."""
     values = {i.name: inputs[i.name] for i in plan.graph.inputs}
+    values |= {name: empty_tensor(t) for name, t in plan.empties.items()}
     last = _last_uses(plan)
     for n, step in enumerate(plan.steps):
         if isinstance(step, Invoke):
@@ -35,6 +36,13 @@ def run_plan(
             del values[value]
     types = plan.graph.types
     return {v: values[v].reshape(types[v].shape) for v in sorted(plan.graph.live_out)}
+
+
+def empty_tensor(t: TensorType) -> torch.Tensor:
+    """A tensor of a type, its elements not set."""
+    import torch
+
+    return torch.empty_strided(t.shape, t.strides, dtype=getattr(torch, t.dtype.torch_name))
 
 
 def _invoke(plan: Plan, spec: KernelSpec, step: Invoke, values: dict[str, torch.Tensor], run_kernel: RunKernel) -> None:

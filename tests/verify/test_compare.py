@@ -10,6 +10,7 @@ from kvc.text import parse_kernel
 from kvc.verify.compare import compare, tells_constants_apart
 from kvc.verify.inputs import INPUT_SETS, draw, integer_ranges, nonfinite
 from kvc.verify.oracle import Examiner
+from kvc.verify.ties import replay
 
 from tests.verify.fakes import LINEAR, SOFTMAX
 
@@ -157,3 +158,16 @@ def test_the_working_interpretation_passes_its_own_rule(text: str) -> None:
             out.name, out.dtype, working, r.oracle[out.name], working, r.probe[out.name], growth=examiner.growth
         )
         assert result.diagnostic is None, result
+
+
+def test_what_underflows_in_the_working_dtype_ties() -> None:
+    """float64 orders numbers that are all zero in bf16."""
+    spec = parse_kernel("""kernel order(x: bf16[i=2,j=9]) -> (y: i64[i,j]) {
+      t: bf16[i,j] = exp(x[i,j])
+      y[i,j] = argsort(j) t[i,j]
+    }""")
+    x = {"x": torch.linspace(-300, -200, 18).reshape(2, 9).bfloat16()}
+    reverse = torch.arange(8, -1, -1).expand(2, 9)
+    assert replay(spec, x, {"y": reverse}).diagnostic is None
+    apart = {"x": x["x"] / 100}
+    assert replay(spec, apart, {"y": reverse}).diagnostic is not None

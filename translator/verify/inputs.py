@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -146,6 +146,7 @@ def _floats(
         low, high = (-8.0, 5.0) if dtype.bits < 32 else (-20.0, 8.0)
         scale = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
         x = torch.where(x < 0, -1.0, 1.0) * torch.exp2(scale if domain != "unit" else scale - high - 0.1)
+        x = _scatter(x, _beside(near), 4, generator) if domain == "any" else x
     elif name == "rows" and x.ndim:
         x = x[..., :1].expand(shape).clone()
     elif name == "special":
@@ -160,21 +161,35 @@ def _sprinkle(
     without infinity saturate)."""
     import torch
 
-    if x.numel() == 0:
-        return x
     smallest = torch.finfo(getattr(torch, dtype.torch_name)).tiny
     values = [0.0, smallest / 4] if domain != "any" else [0.0, -0.0, smallest / 4, -smallest / 2]
     if dtype.bits >= 16:
         values += [float("inf")] + ([float("-inf")] if domain == "any" else [])
     if domain == "any":
-        values += [c * (1.0 + side * 2.0**-8) for c in near if c for side in (-1, 0, 1)]
-    # At most one element in eight, so that rows without any special value remain in small tensors too.
-    count = min(len(values) + 1, max(x.numel() // 8, 1))
+        values += _beside(near)
+    # A NaN in the smallest tensor too: what becomes of one is what goes wrong most often.
+    first = [float("nan")] if dtype.bits >= 16 else []
+    return _scatter(x, values, 8, generator, first)
+
+
+def _beside(near: tuple[float, ...]) -> list[float]:
+    """Each of a spec's own constants, and a value on either side of it."""
+    return [c * (1.0 + side * 2.0**-8) for c in near if c for side in (-1, 0, 1)]
+
+
+def _scatter(
+    x: torch.Tensor, values: list[float], every: int, generator: torch.Generator, first: Sequence[float] = ()
+) -> torch.Tensor:
+    """`x` with `first` and then `values`, from a random one on, at random places: at most one element in `every`, so
+    that rows without any of them remain in small tensors too, and at least one."""
+    import torch
+
+    if not x.numel() or not (first or values):
+        return x
+    count = min(len(values) + len(first), max(x.numel() // every, 1))
     places = torch.randperm(x.numel(), generator=generator)[:count]
-    first = int(torch.randint(len(values), (1,), generator=generator))
-    chosen = [values[(first + n) % len(values)] for n in range(count)]
-    if dtype.bits >= 16:
-        chosen[0] = float("nan")  # in the smallest tensor too: what a NaN does is what most often goes wrong
+    turn = int(torch.randint(max(len(values), 1), (1,), generator=generator))
+    chosen = [*first, *values[turn:], *values[:turn]][:count]
     flat = x.reshape(-1).clone()
     flat[places] = torch.tensor(chosen, dtype=torch.float64)
     return flat.reshape(x.shape)

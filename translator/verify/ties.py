@@ -87,7 +87,7 @@ def replay(spec: KernelSpec, inputs: Mapping[str, torch.Tensor], got: Mapping[st
     given = {**inputs, **{_CHOSEN + s.target: got[s.target] for s in stmts}}
     oracle, working = interpret(again, given), interpret(again, given, "working")
     for stmt in stmts:
-        problem = _no_tie(stmt.target, oracle, working)
+        problem = _no_tie(stmt.target, oracle, working, _underflow(spec))
         if problem:
             return Replay({}, {}, Diagnostic("KVC0701", problem))
     names = [o.name for o in spec.outputs]
@@ -108,7 +108,20 @@ def _invalid(spec: KernelSpec, stmt: Stmt, index: torch.Tensor) -> str:
     return ""
 
 
-def _no_tie(name: str, oracle: Mapping[str, torch.Tensor], working: Mapping[str, torch.Tensor]) -> str:
+def _underflow(spec: KernelSpec) -> float:
+    """The difference below which numbers of the coarsest float dtype in a spec cannot be told apart: the oracle, in
+    float64, still orders what became zero or a subnormal number there."""
+    import torch
+
+    found = {o.dtype for o in spec.inputs} | {s.dtype for s in spec.body}
+    kinds = [torch.finfo(getattr(torch, d.torch_name)) for d in found if d.is_float]
+    # Numbers of fp32's range may be flushed to zero; those of fp16 are kept down to the last bit.
+    return max((k.tiny if k.tiny < 1e-30 else TIE_ULPS * k.tiny * k.eps for k in kinds), default=0.0)
+
+
+def _no_tie(
+    name: str, oracle: Mapping[str, torch.Tensor], working: Mapping[str, torch.Tensor], underflow: float
+) -> str:
     best, picked = oracle[_BEST + name], oracle[_PICKED + name]
     if not best.is_floating_point():
         return "" if bool((best == picked).all()) else f"{name} picks a value that is not the best"
@@ -116,5 +129,5 @@ def _no_tie(name: str, oracle: Mapping[str, torch.Tensor], working: Mapping[str,
     unit = best.abs().clamp(min=max(scale_of(best), 1e-300))
     stray = (working[_BEST + name].double() - best).abs() / unit
     allowed = 2.0 * float(stray[stray.isfinite()].max() if bool(stray.isfinite().any()) else 0.0) + TIE_ULPS * F32.eps
-    far = ~same & ~((best - picked).abs() / unit <= allowed)
+    far = ~same & ~((best - picked).abs() <= allowed * unit + underflow)
     return f"{name} picks a value that is not the best at {int(far.sum()):,} places" if bool(far.any()) else ""
