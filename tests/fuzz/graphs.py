@@ -41,8 +41,12 @@ from tests.optable.harness import is_tensor
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65)
 MOST_ELEMENTS = 6000
 FLOATS = ("f32", "f32", "f32", "f16", "bf16")
-#: Ops that draw numbers or make tensors of nothing have no inputs to compose; the last two ask for sorted ones.
-_LEFT_OUT = re.compile(r"^(random_|rand|bernoulli|dropout|native_dropout|multinomial|empty|searchsorted|bucketize)")
+#: Ops that draw numbers or make tensors of nothing have no inputs to compose; some ask for sorted ones, or for indices
+#: that another op made; and the layout of max_pool1d's result is another on CPU than in a captured graph and on a GPU.
+_LEFT_OUT = re.compile(
+    r"^(random_|rand|bernoulli|dropout|native_dropout|multinomial|empty|searchsorted|bucketize|embedding_bag_.*backward"
+    r"|_embedding_bag_.*backward|max_pool1d)"
+)
 
 
 @dataclass(frozen=True)

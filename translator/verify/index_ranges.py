@@ -43,13 +43,21 @@ def narrowed(spec: KernelSpec, ranges: Mapping[str, tuple[int, int]]) -> dict[st
         under, over = dict.fromkeys(result, 0.0), dict.fromkeys(result, 0.0)
         for index, extent, operands in indices:
             low, high = intervals.of(index)
-            for operand in operands:
-                under[operand] = max(under[operand], -low)
-                over[operand] = max(over[operand], high - (extent - 1))
+            below, above = max(-low, 0.0), max(high - (extent - 1), 0.0)
+            for operand in operands if below or above else ():
+                first, last = (above, below) if _falls(spec, result, index, operand) else (below, above)
+                under[operand], over[operand] = max(under[operand], first), max(over[operand], last)
         if not any(under.values()) and not any(over.values()):
             return result
         result = {o: _cut(first, end, under[o], over[o]) for o, (first, end) in result.items()}
     return dict(ranges)
+
+
+def _falls(spec: KernelSpec, ranges: Mapping[str, tuple[int, int]], index: Expr, operand: str) -> bool:
+    """Whether an index falls while an operand grows: it is then the operand's largest value that is too low."""
+    first, end = ranges[operand]
+    ends = [_Intervals(spec, {**ranges, operand: (at, at + 1)}).of(index) for at in (first, end - 1)]
+    return ends[0] > ends[1]
 
 
 def _cut(first: int, end: int, under: float, over: float) -> tuple[int, int]:
