@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from kvc.arch import DEFAULT_ARCH
@@ -278,16 +278,21 @@ def evaluate(
 @app.command()
 @guarded
 def suite(
-    name: Annotated[str, typer.Argument(help="kernelbench or torch2hip.")],
-    root: Annotated[Path, typer.Option("--root", help="Your checkout of the suite.")],
+    name: Annotated[str, typer.Argument(help="kernelbench, torch2hip, tritonbench-g, rocmbench or vault-heldout.")],
+    root: Annotated[Path, typer.Option("--root", help="Your checkout of the suite; of vault-heldout: shards.")],
     out: OutFolder,
-    emitter: Annotated[str, typer.Option("--emitter", help="Who writes: rules, model, model:PATH, ...")] = "rules",
+    emitter: Annotated[
+        str, typer.Option("--emitter", help="Who writes: rules (gold for suites of scripts), model, model:PATH, ...")
+    ] = "rules",
     target: TargetOpt = "hip",
     arch: ArchOpt = DEFAULT_ARCH,
     levels: Annotated[str, typer.Option("--levels", help="Levels of KernelBench.")] = "1,2",
     only: Annotated[list[str] | None, typer.Option("--only", help="A task by key or name; may be repeated.")] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Each so-many-th task.")] = 1,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most.")] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, help="Answers to a task (vault-heldout and suites of scripts).")
+    ] = 1,
     full_size: Annotated[bool, typer.Option("--full-size", help="Sizes as they are, not those that simulate.")] = False,
     executor: ExecutorOpt = "sim",
     seed: SeedOpt = 0,
@@ -295,19 +300,59 @@ def suite(
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds a task.")] = 600,
     as_json: JsonOpt = False,
 ) -> None:
-    """A public suite, whole problems: every kernel by one author, then the module against the original."""
+    """A suite, every kernel by one author: Pass@k or Corr@k with 95 % intervals, gold against gold first, and which
+    tasks cannot tell right from wrong."""
     from kvc.bench.problems import numbers
+    from kvc.model import scripts
     from kvc.model.suites import Report, Request, run
 
-    request = Request(
-        name, root, out, emitter, target, arch, executor, tuple(sorted(numbers(levels))), every, limit,
-        frozenset(only or ()), full_size, seed, jobs, timeout,
-    )  # fmt: skip
-    result = run(request, lambda text: typer.echo(text, err=True), show_progress=not as_json)
-    if as_json:
-        print_json(result)
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    if name in scripts.SCRIPTS:
+        author = "gold" if emitter == "rules" else emitter
+        asked = scripts.Request(
+            name, root, out, author, arch, executor, samples, every, limit, frozenset(only or ()), seed, timeout
+        )
+        found: Any = scripts.Report(**scripts.run(asked, say))
+    elif name == "vault-heldout":
+        found = _heldout(root, out, emitter, target, executor, limit or 200, samples, seed, jobs)
     else:
-        print(Report(**result).text())
+        request = Request(
+            name, root, out, emitter, target, arch, executor, tuple(sorted(numbers(levels))), every, limit,
+            frozenset(only or ()), full_size, seed, jobs, timeout,
+        )  # fmt: skip
+        found = Report(**run(request, say, show_progress=not as_json))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found.text())
+
+
+def _heldout(
+    vault: Path, out: Path, emitter: str, target: str, executor: str, most: int, samples: int, seed: int, jobs: int
+) -> Any:
+    """Figures of a model on held-out specs; OUT/results.jsonl gets every answer's outcome."""
+    from dataclasses import asdict
+
+    from kvc.emitter import external_emitter
+    from kvc.model import evaluate as ev
+    from kvc.model.dataset import COLUMNS
+    from kvc.model.train.reward import Judge
+    from kvc.vault.shards import rows
+
+    made: Any = external_emitter(emitter, target)
+    if made is None:
+        raise KvcError("KVC0105", f"no emitter {emitter!r}", hint="model, model:PATH or openai:URL#NAME")
+    out.mkdir(parents=True, exist_ok=True)
+    scored = []
+    with Judge(jobs, executor) as judge, (out / "results.jsonl").open("w", encoding="utf-8") as stream:
+        asked = ev.questions(rows(vault, COLUMNS), target, most, seed)
+        for one in ev.evaluate(made, asked, judge, samples, seed, lambda t: typer.echo(t, err=True)):
+            scored.append(one)
+            stream.write(json.dumps(asdict(one)) + "\n")
+            stream.flush()
+    return ev.report(scored)
 
 
 def _show(result: dict[str, object], as_json: bool) -> None:

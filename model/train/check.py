@@ -45,15 +45,16 @@ def _version(name: str) -> str:
 
 
 def _step(recipe: Any, device: str) -> dict[str, Any]:
-    """Three training steps of the recipe's shape at 1024 tokens a sequence, the last one timed."""
+    """Three training steps of the recipe's shape at sequences of 1024 tokens at most, the last one timed."""
     import torch
     from kvc.model.train.network import Decoder
     from kvc.model.train.zero import _loss
 
     try:
         network = Decoder(recipe.shape).to(device)
-        rows = max(min(recipe.sft.tokens, 65536 if device == "cuda" else 1024) // 1024, 1)
-        tokens = torch.randint(4, recipe.shape.vocabulary, (rows, 1024), device=device)
+        length = min(1024, recipe.shape.context)
+        rows = max(min(recipe.sft.tokens, 65536 if device == "cuda" else 1024) // length, 1)
+        tokens = torch.randint(4, recipe.shape.vocabulary, (rows, length), device=device)
         times = []
         for _ in range(3):
             started = time.perf_counter()
@@ -66,7 +67,7 @@ def _step(recipe: Any, device: str) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "parameters": recipe.shape.parameters,
-        "tokens_a_second": round(rows * 1024 / times[-1]),
+        "tokens_a_second": round(rows * length / times[-1]),
         "gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if device == "cuda" else 0,
     }
 

@@ -24,11 +24,13 @@ LOST = {"stage": "lost"}
 
 
 def is_judgeable(target: str) -> bool:
-    """Whether this machine can compile for a target."""
+    """Whether this machine can lint and compile for a target."""
+    from kvc.arch import DEFAULT_ARCH, arch
     from kvc.emitter import target as find
 
     try:
         find(target).toolchain()
+        find(target).lint("", arch(DEFAULT_ARCH))
     except KvcError:
         return False
     return True
