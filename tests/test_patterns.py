@@ -1,7 +1,19 @@
 """Which schedule a spec gets, and why not another."""
 
 import pytest
-from kvc.patterns import Contraction, Pointwise, Rows, Staged, Window, match, match_contraction, match_rows, stages
+from kvc.patterns import (
+    Contraction,
+    Pointwise,
+    Rows,
+    Staged,
+    Window,
+    batch_is_finest,
+    match,
+    match_contraction,
+    match_rows,
+    stages,
+    vanishing,
+)
 from kvc.text import parse_kernel
 
 SPECS = {
@@ -87,3 +99,23 @@ def test_stages_keep_what_would_be_recomputed_too_often() -> None:
     }"""
     )
     assert [s.target for s in stages(spec).stages] == ["e", "y"]
+
+
+CLASSES = """kernel classes(x: f32[b=2,c=8,d=6,e=7], w: f32[c,o=9,r=3,s=3]) -> (y: f32[b,o,q=6,p=5,u=7,v=5]) {
+  y[b,o,q,p,u,v] = sum(c) where(p * 3 % 5 < 3 && v * 3 % 5 < 3, x[b,c,q,u], 0.0) * w[c,o,p * 3 % 5,v * 3 % 5 | 0.0]
+}"""
+
+
+def test_classes_of_a_transposed_convolution_run_together_and_empty_ones_multiply_nothing() -> None:
+    spec = parse_kernel(CLASSES)
+    pattern = match_contraction(spec)
+    assert isinstance(pattern, Contraction) and set(pattern.batch) == {"p", "v"}
+    assert batch_is_finest(spec, pattern) and vanishing(spec, pattern) is not None
+    # A weight without the guard may be infinite there, and zero times that is no zero.
+    open_ended = parse_kernel(CLASSES.replace("p * 3 % 5,v * 3 % 5 | 0.0", "p % 3,v % 3"))
+    pattern = match_contraction(open_ended)
+    assert isinstance(pattern, Contraction) and vanishing(open_ended, pattern) is None
+    plain = parse_kernel("kernel k(x: f32[b=3,m=8,k=9], w: f32[b,n=7,k]) -> (y: f32[b,m,n]) {"
+                         " y[b,m,n] = sum(k) x[b,m,k] * w[b,n,k] }")  # fmt: skip
+    pattern = match_contraction(plain)
+    assert isinstance(pattern, Contraction) and not batch_is_finest(plain, pattern)

@@ -21,6 +21,7 @@ from kvc.kernel import (
     Axis,
     Call,
     Cast,
+    Const,
     Expr,
     KernelSpec,
     Load,
@@ -361,6 +362,36 @@ def match_contraction(spec: KernelSpec) -> Contraction | str:
     return Contraction(stmt, operands.batch, m, n, stmt.inner_axes, a, b, epilogue)
 
 
+def batch_is_finest(spec: KernelSpec, pattern: Contraction) -> bool:
+    """Whether results of neighbouring batch entries lie between neighbouring results of one, as the parity classes of a
+    transposed convolution do: then entries that run together fill whole cache lines."""
+    out = spec.outputs[0].name
+    steps = dict(zip(spec.dims_of(out), spec.strides_of(out), strict=True))
+    fine = [steps[a] for a in pattern.batch if spec.extent(a) > 1 and a in steps]
+    rest = [steps[a] for a in (*pattern.m, *pattern.n) if spec.extent(a) > 1 and a in steps]
+    return bool(fine) and bool(rest) and min(fine) < min(rest)
+
+
+def vanishing(spec: KernelSpec, pattern: Contraction) -> Expr | None:
+    """A condition on the batch alone without which both operands are zero, where there is one: no product is needed
+    then. One operand is `where(condition, value, 0)`; the other reads past its tensor, whose guard gives zero, whenever
+    a part of the condition fails (zero times an infinity is no zero, so that one operand alone proves nothing)."""
+    for operand, other in ((pattern.a, pattern.b), (pattern.b, pattern.a)):
+        match operand, other:
+            case Call("where", (condition, _, Const(zero))), Load(tensor, index, Const(outside)):
+                bounds = {Call("lt", (i, Const(n))) for i, n in zip(index, spec.shape_of(tensor), strict=True)}
+                alone = set(axes_of(condition)) <= set(pattern.batch) and not loads(condition)
+                if zero == outside == 0 and alone and set(_conjuncts(condition)) <= bounds:
+                    return condition
+    return None
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    if isinstance(condition, Call) and condition.fn == "and":
+        return [part for arg in condition.args for part in _conjuncts(arg)]
+    return [condition]
+
+
 def _along_rows(stmt: Stmt, operand: Expr) -> bool:
     """Whether an operand is read with a summed axis fastest: a product without a second free operand is then limited
     by memory, and best read row by row."""
@@ -476,6 +507,7 @@ __all__ = [
     "Stage",
     "Staged",
     "Window",
+    "batch_is_finest",
     "match",
     "match_contraction",
     "match_pointwise",
@@ -484,5 +516,6 @@ __all__ = [
     "match_window",
     "recurrence",
     "stages",
+    "vanishing",
     "why_not",
 ]

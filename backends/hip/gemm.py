@@ -22,7 +22,7 @@ from kvc.dtypes import BF16, F16, F32, DType
 from kvc.emitter import Candidate, Knob, Scratch, Task, integer
 from kvc.kernel import Axis, Expr, KernelSpec, Load, Stmt
 from kvc.packing import Packing
-from kvc.patterns import Contraction
+from kvc.patterns import Contraction, batch_is_finest
 
 FRAGMENT_BYTES = 16  # one LDS read a lane
 LDS_PAD_BYTES = 16  # between depths of a tile for FMA, so that they start in different banks
@@ -264,9 +264,13 @@ class GemmKernel:
         """Lines that say which tile a workgroup owns: m0, n0, the batch, its share of the depth."""
         t, p = self.tiling, self.problem
         lines = []
+        tile = "blockIdx.x"
+        if t.split_k == 1 and batch_is_finest(self.spec, self.pattern):
+            lines.append(f"const {kind} batch = blockIdx.x % {p.batch};  // whose results lie between each other's")
+            tile = f"(blockIdx.x / {p.batch})"
         if min(-(-p.m // t.block_m), -(-p.n // t.block_n)) > 1:
             lines += [
-                "const int item = blockIdx.x % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
+                f"const int item = {tile} % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
                 "const int first = item / (GROUP_M * TILES_N) * GROUP_M;",
                 "const int rest = TILES_M - first < GROUP_M ? TILES_M - first : GROUP_M;",
                 f"const {kind} m0 = (first + item % (GROUP_M * TILES_N) % rest) * BLOCK_M;",
@@ -276,11 +280,11 @@ class GemmKernel:
             self.file.head += [group] if group not in self.file.head else []
         else:
             lines += [
-                f"const {kind} m0 = blockIdx.x / TILES_N % TILES_M * BLOCK_M;",
-                f"const {kind} n0 = blockIdx.x % TILES_N * BLOCK_N;",
+                f"const {kind} m0 = {tile} / TILES_N % TILES_M * BLOCK_M;",
+                f"const {kind} n0 = {tile} % TILES_N * BLOCK_N;",
             ]
         batches = f" % {self.problem.batch}" if self.tiling.split_k > 1 else ""
-        if self.pattern.batch:
+        if self.pattern.batch and tile == "blockIdx.x":
             lines.append(f"const {kind} batch = blockIdx.x / (TILES_M * TILES_N){batches};")
         if self.tiling.split_k > 1:
             lines.append(f"const {kind} split = blockIdx.x / (TILES_M * TILES_N * {self.problem.batch});")

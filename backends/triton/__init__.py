@@ -24,6 +24,7 @@ class TritonTarget:
         from .pointwise import PointwiseEmitter
         from .rows import RowsEmitter
         from .segments import SegmentedRowsEmitter
+        from .shared_rows import SharedRowsEmitter
         from .split import SplitContractionEmitter
         from .window import WindowEmitter
 
@@ -33,6 +34,7 @@ class TritonTarget:
             AttentionEmitter(),
             SplitContractionEmitter(),
             ContractionEmitter(),
+            SharedRowsEmitter(),
             SegmentedRowsEmitter(),
             RowsEmitter(),
             GenericEmitter(),

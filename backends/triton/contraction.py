@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvc.dtypes import BF16, F32, I8, I32, DType
+from kvc.dtypes import BF16, BOOL, F32, I8, I32, DType
 from kvc.emitter import Knob, Task
 from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load
-from kvc.patterns import Contraction, match_contraction
+from kvc.patterns import Contraction, batch_is_finest, match_contraction, vanishing
 
 from .codegen import Physical, Scope, V
 from .emitter import RuleEmitter, grid_of, power_of_two
@@ -227,7 +227,17 @@ class Tile:
 
     def _main_loop(self, acc: str) -> None:
         """Add the products of all tiles along k to the accumulator."""
-        self._loop_over_k(self.scope, acc, f"range(0, {self.extent['k']}, {self.block_k})")
+        self._loop_over_k(self.scope, acc, f"range(0, {self._depth()}, {self.block_k})")
+
+    def _depth(self) -> str:
+        """Points of the depth; none in batch entries whose products are all zero."""
+        condition = vanishing(self.spec, self.pattern)
+        if condition is None:
+            return str(self.extent["k"])
+        name = self.kernel.fresh("depth")
+        needed = self.scope.to(self.scope.value(condition), BOOL)
+        self.scope.emit(f"{name} = tl.where({needed.text}, {self.extent['k']}, 0)")
+        return name
 
     def _extent(self, part: str, axes: Sequence[str]) -> str:
         """The points of flattened axes: a number, or a local where one of them is symbolic."""
@@ -297,8 +307,12 @@ class Tile:
         scope = self.scope
         batch = self.kernel.fresh_axis("batch")
         cast = ".to(tl.int64)" if scope.wide else ""
-        scope.emit(f"{batch} = {program}{cast} // (tiles_m * tiles_n)")
-        scope.emit(f"{program} = {program} % (tiles_m * tiles_n)")
+        if batch_is_finest(self.spec, self.pattern):
+            scope.emit(f"{batch} = {program}{cast} % {self.extent['batch']}")
+            scope.emit(f"{program} = {program} // {self.extent['batch']}")
+        else:
+            scope.emit(f"{batch} = {program}{cast} // (tiles_m * tiles_n)")
+            scope.emit(f"{program} = {program} % (tiles_m * tiles_n)")
         axis = scope.bind(batch, _known(self.extent["batch"]), Physical(batch, i64=scope.wide))
         scope.place(unflatten(self.spec, self.pattern.batch, axis))
 

@@ -40,6 +40,7 @@ from .pointwise import (
     open_lines,
     points_of,
     programs,
+    walked,
 )
 from .recurrence import loop_kernel
 from .source import KernelText, Knobs, SourceFile, kernel_name
@@ -190,7 +191,8 @@ def scan_kernel(file: SourceFile, name: str, stmt: Stmt, over: Scan, memory: fro
         _store_edge(scope, stmt, over, edge, start)
     else:
         inner.store(stmt.target, tuple(index), result)
-    scope.close(f"for {first} in range(0, {extent}, COLUMNS):", inner)
+    steps = walked(file, "0", extent, "COLUMNS", file.constant("COLUMNS"))
+    scope.close(f"for {first} in {steps}:", inner)
     close_flat(root, scope)
     file.add(kernel, points_of(spec, lines))
 

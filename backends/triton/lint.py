@@ -40,7 +40,7 @@ ACCURATE_DOTS = frozenset({"ieee", "bf16x6", "tf32x3"})
 
 _IMPORTS = frozenset({"triton", "triton.language", "triton.language.extra", "triton.language.extra.libdevice"})
 _FROM = {"triton": {"language"}, "triton.language.extra": {"libdevice"}, "__future__": {"annotations"}}
-_FORBIDDEN = frozenset({
+FORBIDDEN = frozenset({
     "torch", "numpy", "os", "sys", "subprocess", "ctypes", "socket", "importlib", "builtins", "inspect", "gc",
     "eval", "exec", "compile", "open", "input", "breakpoint", "globals", "locals", "vars", "setattr", "delattr",
     "__import__", "exit", "quit",
@@ -166,11 +166,11 @@ def _name_findings(tree: ast.Module) -> Iterator[_Finding]:
         if _is_main(top):
             continue
         for node in ast.walk(top):
-            if isinstance(node, ast.Name) and node.id in _FORBIDDEN:
+            if isinstance(node, ast.Name) and node.id in FORBIDDEN:
                 yield _Finding("forbidden-name", node, node.id)
             if isinstance(node, ast.Attribute) and node.attr.startswith("__"):
                 yield _Finding("dunder", node, node.attr)
-            if isinstance(node, ast.Attribute) and node.attr in _FORBIDDEN:
+            if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN:
                 yield _Finding("forbidden-name", node, node.attr)
             if isinstance(node, ast.Import | ast.ImportFrom) and node is not top:
                 yield _Finding("import", node, ast.unparse(node))
@@ -254,7 +254,7 @@ def _reachable(module: str, chain: list[str]) -> bool:
     name = chain[0]
     if f"{module}.{name}" in _MODULES:
         return len(chain) > 1 and _reachable(f"{module}.{name}", chain[1:])
-    if name.startswith("_") or name in _FORBIDDEN:
+    if name.startswith("_") or name in FORBIDDEN:
         return False
     if module == "triton.language":
         return name in _language()

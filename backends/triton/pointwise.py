@@ -173,6 +173,20 @@ def bounds(scope: Scope, name: str, extent: str, even: bool, block: str) -> str:
     return mask
 
 
+STAGED_BYTES = 64 << 10  # of shared memory that a walk may take for what it loads ahead: two programs still share an SM
+
+
+def walked(file: SourceFile, first: str, last: str, step: str, points: int) -> str:
+    """The steps of a walk over blocks of `points`. On NVIDIA they load ahead, by way of shared memory: a block that is
+    on its way hides its latency behind the work on the one before, which Triton does by itself only for products."""
+    if file.task.arch.vendor == "nvidia":
+        block = points * sum(o.dtype.bytes for o in file.spec.inputs)
+        stages = next((n for n in (3, 2) if (n - 1) * block <= STAGED_BYTES), 1)
+        if stages > 1:
+            return f"tl.range({first}, {last}, {step}, num_stages={stages})"
+    return f"range({first}, {last}, {step})"
+
+
 def extent_product(axes: Sequence[str]) -> Expr:
     """The points of a domain as an expression of its extents."""
     count: Expr = Const(1)

@@ -21,7 +21,7 @@ from kvc.patterns import Rows, match_rows
 
 from .codegen import LINE, Physical, Scope, V, identity_of
 from .emitter import RuleEmitter, grid_of, power_of_two
-from .pointwise import bounds, close_flat, extent_product, is_wide, points_of, unflatten
+from .pointwise import bounds, close_flat, extent_product, is_wide, points_of, unflatten, walked
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ADD, ATOM, BIT_AND, COMBINE_HELPER
 
@@ -333,7 +333,7 @@ class RowKernel:
 
     def _steps(self) -> str:
         """The columns that a pass walks, block by block."""
-        return f"range(0, {self.columns}, COLUMNS)"
+        return walked(self.file, "0", str(self.columns), "COLUMNS", self.width * self.file.constant("ROWS"))
 
     def _pass(self, reductions: list[Stmt], stores: list[Stmt]) -> None:
         scope = self.scope

@@ -14,6 +14,7 @@ from kvc.functions import FUNCTIONS
 from kvc.kernel import KernelSpec, contiguous
 from kvc.text import print_kernel
 
+from .lint import FORBIDDEN
 from .spelling import HELPERS
 
 Knobs = tuple[tuple[str, Knob], ...]
@@ -38,7 +39,7 @@ class SourceFile:
         self.options: Knobs = tuple((k, v) for k, v in knobs if k in OPTIONS)
         self.workspace: dict[str, Scratch] = {}
         self.launches: list[Launch] = []
-        self.names = set(_RESERVED)
+        self.names = {*_RESERVED, *FORBIDDEN}
         self._helpers: dict[str, str] = {}
         self._kernels: list[str] = []
         self._libdevice = False
@@ -159,7 +160,8 @@ class KernelText:
         self.names |= self.file.names | set(self.file.constants) | {self.name}
         spec = self.spec
         arguments = [*(o.name for o in (*spec.inputs, *spec.outputs)), *(s.target for s in spec.temps)]
-        self._parameter = {a: self.fresh(f"{a}_ptr") for a in arguments}
+        self._buffers = tuple(name for name in self.file.workspace if name not in arguments)  # of no tensor of the spec
+        self._parameter = {a: self.fresh(f"{a}_ptr") for a in (*arguments, *self._buffers)}
         self._parameter |= {f"#{s.name}": self.fresh(f"{s.name}_size") for s in spec.sizes if s.size is None}
 
     def fresh_axis(self, stem: str) -> str:
@@ -197,7 +199,7 @@ class KernelText:
         """Launch arguments, in parameter order: the spec's inputs, scratch, outputs, extents."""
         spec = self.spec
         outputs = [o.name for o in spec.outputs]
-        order = [*(o.name for o in spec.inputs), *(s.target for s in spec.temps), *outputs]
+        order = [*(o.name for o in spec.inputs), *(s.target for s in spec.temps), *self._buffers, *outputs]
         return tuple(a for a in (*order, *(f"#{s.name}" for s in spec.sizes)) if a in self.used)
 
     def text(self) -> str:
