@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from kvc.arch import DEFAULT_ARCH
@@ -37,6 +37,7 @@ def micro(
     target: TargetOpt = "triton",
     cases: Annotated[str, typer.Option("--cases", help="Only cases whose name holds one of these, such as a,b.")] = "",
     settings: Annotated[int, typer.Option("--settings", min=1, help="Settings of each kernel to time.")] = 1,
+    only_open: Annotated[bool, typer.Option("--open", help="Only cases whose bar is not known to be met.")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the table.")] = None,
     seed: SeedOpt = 0,
     as_json: JsonOpt = False,
@@ -53,11 +54,14 @@ def micro(
 
     console = console_for(as_json, quiet)
     names = tuple(n for n in cases.split(",") if n)
-    result = run(Request(target, names, settings, seed=seed), console.note)
     folder = out or Path("out") / f"micro-{target}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "micro.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    (folder / "micro.md").write_text(markdown(result), encoding="utf-8")
+
+    def keep(result: dict[str, Any]) -> None:
+        (folder / "micro.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        (folder / "micro.md").write_text(markdown(result), encoding="utf-8")
+
+    result = run(Request(target, names, settings, only_open, seed=seed), console.note, keep)
     if as_json:
         print_json({"ok": True, **result})
     else:

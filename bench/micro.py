@@ -35,21 +35,33 @@ COPY_BYTES = 1 << 30
 @dataclass(frozen=True)
 class Request:
     """The options of `kvc bench micro`. `names`: only cases whose name holds one of these; `settings`: how many
-    settings of each kernel's space to time, the default one first (the best is reported beside it)."""
+    settings of each kernel's space to time, the default one first (the best is reported beside it); `open`: only cases
+    whose bar is not known to be met."""
 
     target: str = "triton"
     names: tuple[str, ...] = ()
     settings: int = 1
+    open: bool = False
     numerics: str = "strict"
     seed: int = 0
 
 
-def run(request: Request, say: Callable[[str], Any]) -> dict[str, Any]:
-    """Times every case; KVC0601 without a CUDA device. Gives {"device", "baseline", "copy_gbps", "rows"}."""
-    row = device_row()
+def chosen_cases(request: Request) -> list[Case]:
+    """The cases of a request, in order. KVC0102 where there is none."""
     chosen = [c for c in CASES if not request.names or any(n in c.name for n in request.names)]
+    chosen = [c for c in chosen if c.open or not request.open]
     if not chosen:
         raise KvcError("KVC0102", "no such case", hint=f"one of: {', '.join(c.name for c in CASES)}")
+    return chosen
+
+
+def run(
+    request: Request, say: Callable[[str], Any], keep: Callable[[dict[str, Any]], Any] = lambda result: None
+) -> dict[str, Any]:
+    """Times every case; KVC0601 without a CUDA device. Gives {"device", "baseline", "copy_gbps", "rows"}; `keep` gets
+    that after each row, so that a run that is cut off leaves what it measured."""
+    row = device_row()
+    chosen = chosen_cases(request)
     baseline = plain_precision()
     bandwidth = copy_bandwidth()
     result: dict[str, Any] = {"device": row.name, "baseline": baseline, "copy_gbps": round(bandwidth, 1), "rows": []}
@@ -58,6 +70,7 @@ def run(request: Request, say: Callable[[str], Any]) -> dict[str, Any]:
         record = _row(case, request, row, bandwidth)
         result["rows"].append(record)
         say(_line(record))
+        keep(result)
     return result
 
 

@@ -71,6 +71,9 @@ class SplitContractionEmitter(RuleEmitter):
         best = dict(best_tile(task, shape, F32)) | {"EXACT_K": 16}
         # Six products a tile keep a deep pipeline busy; the terms of one stage take 12 bytes an element pair.
         best |= {"BLOCK_K": 32, "num_stages": 4 if nvidia else 2}
+        if nvidia and len(pattern.k) > 1 and _contiguous_depth(spec, pattern) is None:
+            # Elements that are gathered one by one need an address each: with four warps those alone spill.
+            best |= {"num_warps": 8}
         best |= {"SPLIT": splits[0], "SPLIT_BLOCK": 8 * int(best["num_warps"]) * task.arch.wave_size}
         choices: dict[str, list[Knob]] = {
             "BLOCK_M": [s for s in (32, 64, 128, 256) if s <= power_of_two(shape.m)],
