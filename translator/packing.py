@@ -11,9 +11,11 @@ does. Which launches write them is the backend's business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kvc.arch import ArchSpec
 from kvc.dtypes import BF16, F32, DType
 from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load, Reduce, Size, Stmt, loads, substitute
 from kvc.patterns import Contraction
@@ -28,6 +30,44 @@ def products(left: int, right: int) -> list[tuple[int, int]]:
     below 2^-24 of the result is left out."""
     pairs = [(i, j) for i in range(left) for j in range(right) if i + j < len(TERMS)]
     return sorted(pairs, key=lambda pair: (-sum(pair), -pair[0]))
+
+
+LAUNCH_US = 3.0  # between two launches that depend on each other
+GATHER_OPS = 12  # instructions of a lane for an element that is loaded by itself: address, guards, load, LDS
+
+
+def gather_us(arch: ArchSpec, batch: int, own: int, depth: int, other: int) -> float:
+    """Microseconds to load an operand of `own` rows element by element, in tiles of 128 of the other side's rows."""
+    rate = arch.cu_count * arch.simds_per_cu * 16 * arch.clock_ghz * 1e3  # lane-instructions
+    return batch * own * depth * -(-other // 128) * GATHER_OPS / rate
+
+
+def copies_us(arch: ArchSpec, packing: Packing) -> float:
+    """Microseconds of the launch that writes the copies, at the bandwidth of the table."""
+    spec, moved = packing.spec, 0
+    for packed in packing.ahead:
+        kind = spec.stmt[packed.targets[0]].dtype
+        moved += math.prod(spec.extent(a) for a in packed.axes) * kind.bytes * len(packed.targets)
+        moved += math.prod(spec.shape_of(packed.tensor)) * spec.dtype_of(packed.tensor).bytes
+    return LAUNCH_US + moved / (arch.hbm_gbps * 1e3)
+
+
+def lies_wide(spec: KernelSpec, load: Load, order: tuple[tuple[str, ...], ...], width: int) -> bool:
+    """Whether a read moves in packs of `width` elements: its contiguous dim is read along the last axis of one of the
+    groups of `order` (flattened axes that a tile's lanes run along), and every other stride is a multiple of a pack."""
+    strides, last = spec.strides_of(load.tensor), {group[-1] for group in order if group}
+    algebra = IndexAlgebra(spec.size)
+    along = [n for n, s in enumerate(strides) if s == 1 and spec.shape_of(load.tensor)[n] > 1]
+    if len(along) != 1:
+        return False
+    index = load.index[along[0]]
+    aligned = all(
+        s * factor % width == 0
+        for n, (i, s) in enumerate(zip(load.index, strides, strict=True))
+        for factor in (*algebra.linear(i).coefficients.values(), algebra.linear(i).constant)
+        if n != along[0]
+    )
+    return isinstance(index, Axis) and index.name in last and spec.extent(index.name) % width == 0 and aligned
 
 
 @dataclass(frozen=True)
@@ -195,4 +235,4 @@ class _Writer:
         self.problem = reason
 
 
-__all__ = ["TERMS", "Packed", "Packing", "pack", "products"]
+__all__ = ["LAUNCH_US", "TERMS", "Packed", "Packing", "copies_us", "gather_us", "lies_wide", "pack", "products"]

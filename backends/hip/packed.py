@@ -37,13 +37,11 @@ from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import F32, I32
 from kvc.emitter import Candidate, Scratch, Space, Support, Task, integer
 from kvc.kernel import Axis, Expr, KernelSpec, loads
-from kvc.packing import TERMS, Packed, Packing, pack, products
+from kvc.packing import LAUNCH_US, TERMS, Packed, Packing, copies_us, gather_us, pack, products
 from kvc.patterns import Contraction
 
 PACK_BYTES = 16
 COPY_THREADS = 256
-LAUNCH_US = 3.0  # between two launches that depend on each other
-GATHER_OPS = 12  # instructions of a lane for an element that is loaded by itself: address, guards, load, LDS
 MIN_SPLIT = 64  # of a result's sides and of the depth: below it the terms cost more than they save
 MAX_CONFIGURATIONS = 32
 SPECIAL = "special tiles"  # key of the flags' buffer: no tensor has a space in its name
@@ -70,9 +68,8 @@ def ways(task: Task) -> list[Way]:
     pattern, problem = problem_of(spec)
     if problem.tile.name not in ("f32", "f16", "bf16") or not task.arch.matrix_for(problem.tile.name):
         return []
-    plain = _products_us(task.arch, problem, problem.tile.name) + _gather_us(
-        task.arch, problem, narrow_sides(spec, pattern)
-    )
+    plain = _products_us(task.arch, problem, problem.tile.name)
+    plain += _gathers_us(task.arch, problem, narrow_sides(spec, pattern))
     found: list[tuple[float, Way]] = []
     for split in (False, True):
         cost, way = _way(task, pattern, problem, split)
@@ -99,17 +96,13 @@ def _way(task: Task, pattern: Contraction, problem: Problem, split: bool) -> tup
         packing = pack(spec, pattern, "ab", False, width)  # the order of the depth is another for both
     if isinstance(packing, str):
         return math.inf, None
+    cost = copies_us(arch, packing)
     if split:
         pairs = len(products(len(packing.a), len(packing.b)))
-        cost = pairs * _products_us(arch, problem, "bf16") + 2 * LAUNCH_US  # the copies', and the one that repairs
+        cost += pairs * _products_us(arch, problem, "bf16") + LAUNCH_US  # of the launch that repairs
     else:
-        cost = _products_us(arch, problem, problem.tile.name) + LAUNCH_US
-    moved = 0
-    for packed in packing.ahead:
-        kind = packing.spec.stmt[packed.targets[0]].dtype
-        copied = math.prod(packing.spec.extent(a) for a in packed.axes) * kind.bytes * len(packed.targets)
-        moved += copied + math.prod(spec.shape_of(packed.tensor)) * spec.dtype_of(packed.tensor).bytes
-    return cost + moved / (arch.hbm_gbps * 1e3), Way(packing, split)
+        cost += _products_us(arch, problem, problem.tile.name)
+    return cost, Way(packing, split)
 
 
 def _narrow(packing: Packing) -> str:
@@ -124,14 +117,10 @@ def _products_us(arch: ArchSpec, problem: Problem, kind: str) -> float:
     return 2e-6 * problem.batch * problem.m * problem.n * problem.k / arch.peak(kind)
 
 
-def _gather_us(arch: ArchSpec, problem: Problem, sides: str) -> float:
-    """Microseconds to load the narrow operands element by element, in tiles of 128 of the other side."""
-    rate = arch.cu_count * arch.simds_per_cu * 16 * arch.clock_ghz * 1e3  # lane-instructions a microsecond
-    total = 0.0
-    for name, own, other in (("a", problem.m, problem.n), ("b", problem.n, problem.m)):
-        if name in sides:
-            total += problem.batch * own * problem.k * -(-other // 128) * GATHER_OPS / rate
-    return total
+def _gathers_us(arch: ArchSpec, problem: Problem, sides: str) -> float:
+    """Microseconds to load the narrow operands element by element."""
+    rows = {"a": (problem.m, problem.n), "b": (problem.n, problem.m)}
+    return sum(gather_us(arch, problem.batch, rows[s][0], problem.k, rows[s][1]) for s in sides)
 
 
 class PackedContractionEmitter:

@@ -21,6 +21,7 @@ class TritonTarget:
         from .attention import AttentionEmitter
         from .contraction import ContractionEmitter
         from .generic import GenericEmitter
+        from .packed import PackedContractionEmitter
         from .pointwise import PointwiseEmitter
         from .rows import RowsEmitter
         from .segments import SegmentedRowsEmitter
@@ -33,6 +34,7 @@ class TritonTarget:
             WindowEmitter(),
             AttentionEmitter(),
             SplitContractionEmitter(),
+            PackedContractionEmitter(),
             ContractionEmitter(),
             SharedRowsEmitter(),
             SegmentedRowsEmitter(),

@@ -25,7 +25,7 @@ from kvc.arch import ArchSpec
 from kvc.dtypes import BF16, F32
 from kvc.emitter import Knob, Task
 from kvc.kernel import Axis, Cast, Const, Expr, KernelSpec, Load, Stmt
-from kvc.packing import TERMS, products
+from kvc.packing import LAUNCH_US, TERMS, Packed, products
 from kvc.patterns import Contraction, match_contraction
 
 from .codegen import Physical, Scope
@@ -35,7 +35,6 @@ from .pointwise import bounds, points_of, unflatten
 from .source import KernelText, Knobs, SourceFile, kernel_name
 
 MIN_SIDE = 64  # of a result's tile, and of k: below it the split costs more than it saves
-LAUNCH_US = 3.0  # between two launches that depend on each other
 SPLIT_OPS = 24  # plain operations that split one element in registers: two roundings and two differences
 _RANGES = {"bf16": 1, "f16": 2, "f8e4m3fn": 1, "f8e5m2": 1, "f8e4m3fnuz": 1, "f8e5m2fnuz": 1}
 
@@ -94,7 +93,7 @@ class SplitContractionEmitter(RuleEmitter):
         pattern = _pattern(file.spec)
         plan = _Plan.of(file.spec, pattern, file.constants["SPLIT"] == "ahead")
         for terms in plan.ahead:
-            _split_kernel(file, plan.spec, terms)
+            copy_kernel(file, plan.spec, terms)
         SplitTile(file, plan).write()
 
 
@@ -249,21 +248,21 @@ def _statements(spec: KernelSpec, terms: _Terms) -> Iterator[Stmt]:
         rest = rest - Load(target, tuple(Axis(a) for a in terms.axes))
 
 
-def _split_kernel(file: SourceFile, spec: KernelSpec, terms: _Terms) -> None:
-    """One pass over an input that writes all its terms: flat where it lies as they do, else in square blocks, so that
+def copy_kernel(file: SourceFile, spec: KernelSpec, terms: _Terms | Packed, verb: str = "split") -> None:
+    """One pass over an input that writes all its copies: flat where it lies as they do, else in square blocks, so that
     reads and writes are both contiguous."""
     memory = frozenset(o.name for o in spec.inputs)
-    kernel = KernelText(file, kernel_name(f"{spec.name}_split_{terms.tensor}"), spec, memory)
+    kernel = KernelText(file, kernel_name(f"{spec.name}_{verb}_{terms.tensor}"), spec, memory)
     scope = Scope(kernel)
     blocks = _place_square(file, scope, terms) if terms.moved else _place_flat(file, scope, terms)
     for target in terms.targets:
         stmt = spec.stmt[target]
-        file.scratch(target, BF16, spec.shape_of(target))
+        file.scratch(target, stmt.dtype, spec.shape_of(target))
         scope.store(target, tuple(Axis(a) for a in stmt.axes), scope.result(stmt))
     file.add(kernel, blocks)
 
 
-def _place_flat(file: SourceFile, scope: Scope, terms: _Terms) -> int:
+def _place_flat(file: SourceFile, scope: Scope, terms: _Terms | Packed) -> int:
     spec = scope.spec
     points, block = points_of(spec, terms.axes), file.constant("SPLIT_BLOCK")
     scope.wide = points + block >= 2**31
@@ -277,7 +276,7 @@ def _place_flat(file: SourceFile, scope: Scope, terms: _Terms) -> int:
     return -(-points // block)
 
 
-def _place_square(file: SourceFile, scope: Scope, terms: _Terms) -> int:
+def _place_square(file: SourceFile, scope: Scope, terms: _Terms | Packed) -> int:
     spec = scope.spec
     *others, last = terms.axes
     side = 64
@@ -364,4 +363,4 @@ class SplitTile(Tile):
         return names
 
 
-__all__ = ["SplitContractionEmitter"]
+__all__ = ["SplitContractionEmitter", "copy_kernel"]
