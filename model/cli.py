@@ -18,6 +18,7 @@ app.add_typer(train_app, name="train")
 OutFile = Annotated[Path, typer.Option("--out", "-o", help="File to write.")]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
 RecipeOpt = Annotated[Path, typer.Option("--recipe", help="A YAML file; kvc's own are in model/recipes.")]
+LoraOpt = Annotated[int, typer.Option("--lora", min=-1, help="Rank of adapters; -1: the recipe's, 0: all weights.")]
 BaseOpt = Annotated[str, typer.Option("--base", help="Instead of the recipe's: zero, a folder or a hub id.")]
 
 
@@ -109,6 +110,7 @@ def sft(
     answers: Annotated[int, typer.Option("--answers", help="Held-out prompts to answer at the end.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda",
     keep: Annotated[float, typer.Option("--keep", min=0, help="Seconds between checkpoints (0: none).")] = 0,
+    lora: LoraOpt = -1,
 ) -> None:
     """Supervised fine-tuning, from zero or of a pretrained base, by one recipe."""
     from dataclasses import replace
@@ -117,6 +119,7 @@ def sft(
 
     made = read(recipe)
     made = replace(made, base=base) if base else made
+    made = replace(made, lora=replace(made.lora, rank=lora)) if lora >= 0 else made
     if made.base == "zero":
         from kvc.model.train.corpus import Corpus
         from kvc.model.train.zero import Run, train
@@ -127,6 +130,22 @@ def sft(
     from kvc.model.train.pretrained import sft as sft_pretrained
 
     sft_pretrained(made, data_, out, seconds, resume)
+
+
+@train_app.command()
+@guarded
+def memory(recipe: RecipeOpt, lora: LoraOpt = -1) -> None:
+    """What SFT and GRPO by a recipe take of one GPU's memory, reckoned by the recipe's shape."""
+    from dataclasses import replace
+
+    from kvc.model.train import memory as reckoned
+    from kvc.model.train.recipe import read
+
+    made = read(recipe)
+    made = replace(made, lora=replace(made.lora, rank=lora)) if lora >= 0 else made
+    print(f"{made.shape.parameters / 1e6:.0f} M parameters")
+    print(f"sft: {reckoned.sft(made).text()}")
+    print(f"rl:  {reckoned.rl(made).text()}")
 
 
 @train_app.command()
@@ -211,12 +230,16 @@ def rl(
     state: Annotated[Path | None, typer.Option("--state", help="Folder of what a killed run goes on from.")] = None,
     patience: Annotated[float, typer.Option("--patience", min=1, help="Seconds for the verdicts of a step.")] = 60,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Judges at a time (0: the recipe's).")] = 0,
+    lora: LoraOpt = -1,
 ) -> None:
     """Reinforcement learning: GRPO whose reward is execution."""
+    from dataclasses import replace
+
     from kvc.model.train.recipe import read
     from kvc.model.writer import is_small
 
     made = read(recipe)
+    made = replace(made, lora=replace(made.lora, rank=lora)) if lora >= 0 else made
     if is_small(Path(base)):
         from kvc.model.train.grpo import Run, train
 

@@ -101,7 +101,7 @@ class ModelEmitter:
         number = seed_of(seed, asked.task, turn)
         # A trained model repairs from the prompt alone on the first repetition; later ones ask for another rank.
         rank = RANKS[min(max(turn - 1, 0), len(RANKS) - 1)]
-        given = self.text(asked, tried, rank)
+        given = self.text(asked, tried if self._writer.reads_verdicts else (), rank)
         ready = self._ready.pop((given, number), None) if turn == 0 else None
         (text,) = (ready,) if ready is not None else self._writer.write([given], sampling, [number])
         return self.read(text, asked, number)

@@ -21,6 +21,7 @@ class Shape:
     context: int = 4096
     theta: float = 10000.0
     epsilon: float = 1e-6
+    tied: bool = True  # whether the last matrix is the embedding; kvc's own models always have it so
 
     def __post_init__(self) -> None:
         if self.hidden % 16 or self.inner % 16 or self.head % 16 or self.heads % self.kv_heads:
@@ -28,10 +29,10 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights, embeddings counted once."""
+        """Weights, tied embeddings counted once."""
         attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads) + 2 * self.head
         layer = attention + 3 * self.hidden * self.inner + 2 * self.hidden
-        return self.vocabulary * self.hidden + self.layers * layer + self.hidden
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden + self.layers * layer + self.hidden
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Name and shape (rows, columns) of every matrix, in the order of use; names as Qwen3 checkpoints have them."""
@@ -64,7 +65,7 @@ class Shape:
         return {**found, "model.norm.weight": self.hidden}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k != "tied" or not v}  # files of kvc's models stay as they are
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Shape:
@@ -86,7 +87,7 @@ class Shape:
             "rope_theta": self.theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.theta},
             "rms_norm_eps": self.epsilon,
-            "tie_word_embeddings": True,
+            "tie_word_embeddings": self.tied,
             "attention_bias": False,
             "bos_token_id": 1,
             "eos_token_id": 3,

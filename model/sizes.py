@@ -40,7 +40,7 @@ def pow2(a: int) -> int:
     return 1 << max(a - 1, 0).bit_length()
 
 
-_FUNCTIONS: dict[str, tuple[int, Callable[..., int]]] = {
+FUNCTIONS: dict[str, tuple[int, Callable[..., int]]] = {
     "cdiv": (2, cdiv),
     "min": (2, min),
     "max": (2, max),
@@ -98,9 +98,9 @@ def _evaluate(node: object, text: str, names: Mapping[str, int]) -> int:
 
 
 def _call(name: str, args: list[int], text: str) -> int:
-    if name not in _FUNCTIONS:
+    if name not in FUNCTIONS:
         return _fail(text, f"calls {name}, which is no function of sizes")
-    arity, function = _FUNCTIONS[name]
+    arity, function = FUNCTIONS[name]
     if len(args) != arity:
         return _fail(text, f"gives {name} {len(args)} arguments of {arity}")
     if name == "cdiv" and args[1] == 0:
@@ -115,7 +115,7 @@ def spans(text: str) -> list[tuple[int, int]]:
         at = match.end()
         name = _NAME.match(text, at)
         end = name.end() if name else at
-        if end < len(text) and text[end] == "(" and (not name or name[0] in _FUNCTIONS):
+        if end < len(text) and text[end] == "(" and (not name or name[0] in FUNCTIONS):
             depth = 0
             for end in range(end, min(len(text), end + 400)):  # noqa: B020 - goes on from where it stands
                 depth += (text[end] == "(") - (text[end] == ")")

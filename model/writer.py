@@ -24,13 +24,17 @@ MARK = "kvc.json"
 
 
 class Writer(Protocol):
-    """`identity` names the weights: it goes into the lock. `knows_frames`: trained on prompts as they are."""
+    """`identity` names the weights: it goes into the lock. `knows_frames`: trained on prompts as they are.
+    `reads_verdicts`: whether verdicts of earlier tries mean something to it."""
 
     @property
     def identity(self) -> str: ...
 
     @property
     def knows_frames(self) -> bool: ...
+
+    @property
+    def reads_verdicts(self) -> bool: ...
 
     def write(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> list[str]:
         """A text for each prompt."""
@@ -51,6 +55,11 @@ class SmallWriter:
 
     knows_frames = True
 
+    @property
+    def reads_verdicts(self) -> bool:
+        """Not unless it was trained over several turns: supervised data holds no verdicts."""
+        return self._turns > 1
+
     def __init__(self, folder: Path, together: int = 8) -> None:
         from kvc.model import weights
         from kvc.model.tokenizer import Tokenizer
@@ -62,6 +71,8 @@ class SmallWriter:
         self.tokenizer = Tokenizer(folder / "tokenizer.json")
         if len(self.tokenizer) > self.weights.shape.vocabulary:
             raise KvcError("KVC0803", f"{folder}: {len(self.tokenizer)} tokens, but the model has fewer")
+        mark = folder / MARK
+        self._turns = int(json.loads(mark.read_text()).get("turns", 1)) if mark.is_file() else 1
         self.together = together
         self.identity = self.weights.digest
         self._local = threading.local()
@@ -82,15 +93,21 @@ class SmallWriter:
         return len(self.tokenizer.encode(text))
 
     def write(self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]) -> list[str]:
+        from kvc.model.constrain import guards
         from kvc.model.infer.generate import generate
 
         tokens = [self.tokenizer.prompt(p) for p in prompts]
         engine = self._engine(1 if len(prompts) == 1 else self.together)
-        return [self.tokenizer.decode(a.tokens) for a in generate(engine, tokens, sampling, seeds)]
+        return [
+            self.tokenizer.decode(a.tokens)
+            for a in generate(engine, tokens, sampling, seeds, guards(prompts, self.tokenizer))
+        ]
 
 
 class TransformersWriter:
     """A causal LM by folder or hub id, with an optional LoRA adapter; on a GPU where there is one."""
+
+    reads_verdicts = True
 
     def __init__(self, name: str, adapter: str = "") -> None:
         try:
@@ -158,6 +175,7 @@ class ServerWriter:
     may follow). The key is OPENAI_API_KEY's."""
 
     knows_frames = False
+    reads_verdicts = True
 
     def __init__(self, address: str) -> None:
         from kvc.model.chat import Chat, Service
@@ -186,6 +204,7 @@ class Recorded:
     texts: tuple[str, ...]
     identity: str = "recorded"
     knows_frames: bool = True
+    reads_verdicts: bool = True
 
     @cached_property
     def _left(self) -> list[str]:

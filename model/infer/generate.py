@@ -24,6 +24,18 @@ class Runner(Protocol):
     ) -> np.ndarray: ...
 
 
+class Guard(Protocol):
+    """What may come next in one answer (kvc.model.constrain.Guard)."""
+
+    def allows(self, token: int) -> bool: ...
+
+    def take(self, token: int) -> None: ...
+
+
+#: Tokens that are tried in order before the likeliest one is taken whatever a guard says.
+TRIES = 24
+
+
 @dataclass(frozen=True)
 class Sampling:
     """`temperature` 0 takes the likeliest token; `top_p` cuts the tail; `most`: tokens of an answer."""
@@ -38,6 +50,7 @@ class _Sequence:
     prompt: Sequence[int]
     rng: np.random.Generator
     number: int
+    guard: Guard | None = None
     position: int = 0
     answer: list[int] = field(default_factory=list)
 
@@ -59,13 +72,15 @@ def runner(weights: Weights, slots: int, context: int | None = None) -> Runner:
 
 
 def generate(
-    engine: Runner, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
-) -> list[Answer]:
+    engine: Runner, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int],
+    guards: Sequence[Guard] | None = None,
+) -> list[Answer]:  # fmt: skip
     """An answer for each prompt; as many at once as the engine has slots. A prompt that leaves no room has the empty
     answer. Deterministic: an answer depends on its prompt, its seed and the sampling alone, but for the last bits of
-    sums that are taken in another order for another number of rows."""
+    sums that are taken in another order for another number of rows. `guards`: what each answer may hold."""
     answers: dict[int, Answer] = {}
-    waiting = [_Sequence(p, np.random.default_rng(seeds[n]), n) for n, p in enumerate(prompts)][::-1]
+    kept = guards or [None] * len(prompts)
+    waiting = [_Sequence(p, np.random.default_rng(seeds[n]), n, kept[n]) for n, p in enumerate(prompts)][::-1]
     active: dict[int, _Sequence] = {}
     while waiting or active:
         for slot in range(engine.slots):
@@ -74,13 +89,12 @@ def generate(
                 if len(sequence.prompt) >= engine.context:
                     answers[sequence.number] = Answer((), False)
                     continue
-                token = sample(_read(engine, slot, sequence), sampling, sequence.rng)
+                token = sample(_read(engine, slot, sequence), sampling, sequence.rng, sequence.guard)
                 _advance(active, answers, slot, sequence, token, engine.context, sampling)
         for slot, sequence, logits in _step(engine, active):
             del active[slot]
-            _advance(
-                active, answers, slot, sequence, sample(logits, sampling, sequence.rng), engine.context, sampling
-            )  # fmt: skip
+            token = sample(logits, sampling, sequence.rng, sequence.guard)
+            _advance(active, answers, slot, sequence, token, engine.context, sampling)
     return [answers[n] for n in range(len(prompts))]
 
 
@@ -121,19 +135,29 @@ def _advance(
         answers[sequence.number] = Answer(tuple(sequence.answer), True)
         return
     sequence.answer.append(token)
+    if sequence.guard is not None:
+        sequence.guard.take(token)
     if len(sequence.answer) >= sampling.most or sequence.position >= context:
         answers[sequence.number] = Answer(tuple(sequence.answer), False)
     else:
         active[slot] = sequence
 
 
-def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
-    """A token of the distribution that `sampling` leaves."""
+def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, guard: Guard | None = None) -> int:
+    """A token of the distribution that `sampling` and `guard` leave."""
     if sampling.temperature <= 0:
-        return int(logits.argmax())
+        likeliest = int(logits.argmax())
+        if guard is None or likeliest == EOS or guard.allows(likeliest):
+            return likeliest
+        some = np.argpartition(-logits, min(TRIES, len(logits) - 1))[:TRIES]
+        ordered = some[np.argsort(-logits[some], kind="stable")]
+        return next((int(t) for t in ordered if int(t) == EOS or guard.allows(int(t))), likeliest)
     scaled = logits.astype(np.float64) / sampling.temperature
     p = np.exp(scaled - scaled.max())
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
     kept = order[: int(np.searchsorted(np.cumsum(p[order]), sampling.top_p)) + 1]
+    if guard is not None:
+        allowed = [t for t in kept[:TRIES] if t == EOS or guard.allows(int(t))]
+        kept = np.asarray(allowed) if allowed else kept
     return int(rng.choice(kept, p=p[kept] / p[kept].sum()))

@@ -33,6 +33,7 @@ from kvc.model.train.network import Decoder, sample
 from kvc.model.train.recipe import Recipe, Rl
 from kvc.model.train.reward import REWARDS, Outcome, advantages, discounted
 from kvc.model.train.zero import save, tensors_of
+from kvc.model.writer import MARK
 from kvc.text import parse_kernel
 
 
@@ -311,6 +312,7 @@ def train(run: Run, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
     save(run.out / "checkpoint", network, None, course.step, run.recipe)
     files.save(files.from_float(shape, tensors_of(network)), run.out / "model.safetensors")
     (run.out / "tokenizer.json").write_text((run.base / "tokenizer.json").read_text(encoding="utf-8"), encoding="utf-8")
+    (run.out / MARK).write_text(json.dumps({"prompt": "frame", "recipe": run.recipe.name, "turns": rl.turns}))
     return rows
 
 

@@ -39,6 +39,41 @@ def _adapter(recipe: Recipe, peft: Any) -> Any:
     )  # fmt: skip
 
 
+def _base(recipe: Recipe, base: str, data: Path) -> dict[str, Any]:
+    """The model as trl takes it: a name; or, for "random", one of the recipe's shape with random weights and the
+    tokenizer.json beside the examples."""
+    if base != "random":
+        return {"model": base}
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+    file = (data if data.is_dir() else data.parent) / "tokenizer.json"
+    if not file.is_file():
+        raise KvcError("KVC0101", f"no {file}", hint="kvc model tokens makes it; a random model has no other")
+    on_gpu = torch.cuda.is_available()
+    with torch.device("cuda" if on_gpu else "cpu"):
+        previous = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16 if on_gpu else torch.float32)
+        try:
+            model = Qwen3ForCausalLM(recipe.shape.qwen3())
+        finally:
+            torch.set_default_dtype(previous)
+    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    return {"model": model, "processing_class": PreTrainedTokenizerFast(tokenizer_file=str(file), **special)}
+
+
+def _on_disk(start: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The model by the name of a folder: trl loads its reference a second time."""
+    for part in start.values():
+        part.save_pretrained(folder)
+    return {"model": str(folder)}
+
+
+def _without_loading(settings: dict[str, Any], base: str) -> dict[str, Any]:
+    """Settings without those that say how to load a model, where there is none to load."""
+    return {k: v for k, v in settings.items() if base != "random" or k != "model_init_kwargs"}
+
+
 def sft_settings(recipe: Recipe, out: Path, bf16: bool, devices: int = 1) -> dict[str, Any]:
     """Arguments of trl.SFTConfig. The recipe's `tokens` become sequences a step, shared out over accumulation."""
     sft = recipe.sft
@@ -53,7 +88,7 @@ def sft_settings(recipe: Recipe, out: Path, bf16: bool, devices: int = 1) -> dic
         "save_total_limit": 2, "seed": recipe.seed,
         "optim": {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit"}[sft.optimiser],
         "report_to": "tensorboard" if importlib.util.find_spec("tensorboard") else "none",
-        "model_init_kwargs": {"dtype": "bfloat16" if bf16 else "float32"},
+        "model_init_kwargs": {"dtype": "bfloat16" if bf16 else "float32"}, "include_num_input_tokens_seen": True,
     }  # fmt: skip
 
 
@@ -68,14 +103,29 @@ def sft(recipe: Recipe, data: Path, out: Path, seconds: float = 0.0, resume: Pat
 
     datasets, peft, trl = _trl()
     rows = datasets.Dataset.from_list(_pairs(list(read(data))))
-    config = trl.SFTConfig(**sft_settings(recipe, out, torch.cuda.is_available(), max(torch.cuda.device_count(), 1)))
+    settings = sft_settings(recipe, out, torch.cuda.is_available(), max(torch.cuda.device_count(), 1))
+    config = trl.SFTConfig(**_without_loading(settings, recipe.base))
     trainer = trl.SFTTrainer(
-        model=recipe.base, args=config, train_dataset=rows, peft_config=_adapter(recipe, peft),
+        **_base(recipe, recipe.base, data), args=config, train_dataset=rows, peft_config=_adapter(recipe, peft),
         callbacks=[_stop_after(seconds)] if seconds else None,
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     trainer.save_model(str(out))
-    (out / MARK).write_text(json.dumps({"prompt": "frame", "recipe": recipe.name, "base": recipe.base}))
+    _mark(recipe, out, recipe.base, trainer, seconds)
+
+
+def _mark(recipe: Recipe, out: Path, base: str, trainer: Any, seconds: float = 0.0) -> None:
+    """The file that says that the model knows frames, with what the run took."""
+    import torch
+
+    state = trainer.state
+    took = next((r for r in reversed(state.log_history) if "train_runtime" in r), {})
+    facts = {
+        "prompt": "frame", "recipe": recipe.name, "base": base, "steps": state.global_step,
+        "seconds": round(took.get("train_runtime", seconds), 1), "tokens": state.num_input_tokens_seen,
+        "gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if torch.cuda.is_available() else 0,
+    }  # fmt: skip
+    (out / MARK).write_text(json.dumps(facts))
 
 
 def _stop_after(seconds: float) -> Any:
@@ -95,12 +145,13 @@ def _stop_after(seconds: float) -> Any:
 
 
 def grpo_settings(recipe: Recipe, out: Path, bf16: bool) -> dict[str, Any]:
-    """Arguments of trl.GRPOConfig."""
+    """Arguments of trl.GRPOConfig. One answer at a time goes through the gradient: the logits of eight answers of
+    16,384 tokens over Qwen3's vocabulary would be 185 GiB (kvc.model.train.memory)."""
     rl = recipe.rl
     return {
         "output_dir": str(out), "learning_rate": rl.learning_rate, "max_steps": rl.steps,
-        "num_generations": rl.samples, "per_device_train_batch_size": rl.samples,
-        "gradient_accumulation_steps": rl.prompts, "beta": rl.kl, "epsilon": rl.clip_low,
+        "num_generations": rl.samples, "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": rl.prompts * rl.samples, "beta": rl.kl, "epsilon": rl.clip_low,
         "epsilon_high": rl.clip_high, "temperature": rl.temperature, "max_completion_length": rl.answer_tokens,
         "gradient_checkpointing": recipe.sft.gradient_checkpointing, "bf16": bf16, "seed": recipe.seed,
         "logging_steps": 1, "save_steps": 20, "save_total_limit": 2,
@@ -132,11 +183,14 @@ def grpo(recipe: Recipe, base: str, data: Path, out: Path, executor: str) -> Non
             ]
             return [reward(o) for o in judge.outcomes(asked)]
 
+        start, settings = _base(recipe, base, data), grpo_settings(recipe, out, torch.cuda.is_available())
+        if base == "random" and recipe.rl.kl and not recipe.lora.rank:
+            start = _on_disk(start, out / "base")
         trainer = trl.GRPOTrainer(
-            model=base, reward_funcs=execution,
-            args=trl.GRPOConfig(**grpo_settings(recipe, out, torch.cuda.is_available())),
+            **start, reward_funcs=execution,
+            args=trl.GRPOConfig(**settings if isinstance(start["model"], str) else _without_loading(settings, base)),
             train_dataset=rows, peft_config=_adapter(recipe, peft),
         )  # fmt: skip
         trainer.train()
         trainer.save_model(str(out))
-    (out / MARK).write_text(json.dumps({"prompt": "frame", "recipe": recipe.name, "base": base}))
+    _mark(recipe, out, base, trainer)

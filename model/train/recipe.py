@@ -61,7 +61,9 @@ class Rl:
 
 @dataclass(frozen=True)
 class Recipe:
-    """`base` "zero" trains a model of `shape` with its own tokenizer; anything else is a transformers checkpoint."""
+    """`base` "zero" trains a model of `shape` with its own tokenizer; "random" is a transformers model of `shape` with
+    random weights, to see what training at that size takes; anything else is a transformers checkpoint, whose shape the
+    recipe may state for the memory estimate."""
 
     name: str
     base: str = "zero"

@@ -75,7 +75,7 @@ def test_reward_rises_and_a_killed_run_goes_on(
     assert [r["step"] for r in rows] == list(range(1, 9)) and all(r["unjudged"] == 0 for r in rows)
     assert rows[-1]["correct"] > rows[0]["correct"] + 0.2 and rows[0]["learned"] > 0
     assert json.loads((tmp_path / "out" / "rl.jsonl").read_text().splitlines()[-1]) == rows[-1]
-    assert {"model.safetensors", "tokenizer.json", "checkpoint", "rl.jsonl"} == {
+    assert {"model.safetensors", "tokenizer.json", "checkpoint", "rl.jsonl", "kvc.json"} == {
         p.name for p in (tmp_path / "out").iterdir()
     }
     arrays, state = checkpoint.load(tmp_path / "state")
