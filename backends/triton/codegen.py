@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kvc.dtypes import BOOL, I32, DType
+from kvc.dtypes import BOOL, F32, I32, DType
 from kvc.functions import COMBINES, FUNCTIONS
 from kvc.kernel import (
     Axis,
@@ -311,6 +311,12 @@ class Scope(ValueScope):
         index = tuple(Axis(a) for a in stmt.axes)
         if self.is_read(stmt.target) or stmt.over is not None:
             return self.load(stmt.target, index, None)
+        match stmt.expr:
+            case Call("gelu", (arg,)) if (
+                stmt.dtype.is_float and stmt.dtype.bits == 16 and self.spec.type_of(arg) is F32
+            ):
+                helper = self.kernel.file.helper("gelu_16")
+                return self._joined(f"{helper}({{0}})", ATOM, [self.strong(self.value(arg), F32)], F32)
         return self.value(stmt.expr)
 
     def is_read(self, tensor: str) -> bool:

@@ -138,6 +138,22 @@ def _helper(text: str, *helpers: str, libdevice: bool = False) -> Helper:
 
 
 HELPERS: dict[str, Helper] = {
+    # x Phi(x) for a result of 11 bits of significand or fewer: Phi(-a) = 2^p(a), where p is the polynomial that comes
+    # closest to log2 Phi(-a) on [0, 13.5]. It is off by 5e-5 of Phi(-a), a fifth of what the rounding of the result is,
+    # at a third of erf's instructions. From 15 on the power is zero in fp32, as Phi is.
+    "gelu_16": _helper("""
+def gelu_16(x):
+    a = tl.minimum(tl.abs(x), 15.0)
+    p = tl.fma(a, 3.899709000165785e-08, -2.304740974068409e-06)
+    p = tl.fma(a, p, 5.870432869414799e-05)
+    p = tl.fma(a, p, -0.0008549722260795534)
+    p = tl.fma(a, p, 0.008024835027754307)
+    p = tl.fma(a, p, -0.05257214605808258)
+    p = tl.fma(a, p, -0.46027836203575134)
+    p = tl.fma(a, p, -1.1503711938858032)
+    tail = tl.exp2(tl.fma(a, p, -1.0000678300857544))
+    return x * tl.where(x < 0.0, tail, 1.0 - tail)
+"""),
     "sign": _helper("""
 def sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)

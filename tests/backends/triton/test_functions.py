@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from kvc.arch import arch
+from kvc.backends.triton import TritonTarget
 from kvc.backends.triton.generic import GenericEmitter
 from kvc.backends.triton.toolchain import compile_candidate
 from kvc.dtypes import BOOL, F32, F64, I32, I64, DType, dtype
@@ -14,6 +15,7 @@ from kvc.emitter import Candidate, Task
 from kvc.functions import FUNCTIONS, Function
 from kvc.interpret import interpret
 from kvc.kernel import Axis, Call, Cast, KernelSpec, Load, Operand, Size, Stmt
+from kvc.text import parse_kernel
 
 from tests.backends.triton.conftest import simulate
 
@@ -135,3 +137,24 @@ def test_nan_propagates() -> None:
     want = interpret(spec, inputs)
     for name in got:
         assert torch.allclose(got[name].double(), want[name].double(), rtol=1e-6, atol=0.0, equal_nan=True), name
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_gelu_of_a_16_bit_result_is_as_good_as_its_rounding(kind: str) -> None:
+    """Over every number of the type: within 0.6 of a unit in the last place (correct rounding is 0.5), or 2e-7 of the
+    largest values where the result nearly vanishes; NaN and infinities as erf gives them."""
+    text = f"kernel g(x: {kind}[n=65536]) -> (y: {kind}[n]) {{ y[n] = gelu(x[n]) }}"
+    task = Task(parse_kernel(text), arch("gfx942"))
+    emitter = next(e for e in TritonTarget().emitters() if e.supports(task).ok)
+    candidate = next(emitter.propose(task, (), (), 0))
+    assert "gelu_16(" in candidate.source and "erf" not in candidate.source
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    got = simulate(candidate, {"x": x})["y"]
+    want = interpret(task.spec, {"x": x})["y"]
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+    finite = want.isfinite() & got.isfinite()
+    bits = 8 if kind == "bf16" else 11
+    unit = 2.0 ** (want[finite].abs().clamp_min(2.0**-14).log2().floor() + 1 - bits)
+    off = (got[finite].double() - want[finite]).abs()
+    assert bool((off <= 0.6 * unit + 2e-7).all()), float((off / unit).max())
