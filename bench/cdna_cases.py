@@ -40,6 +40,16 @@ def _conv(name: str, kind: str) -> Case:
     return Case(name, "matrix", text)
 
 
+def _conv_channels_last(name: str, kind: str) -> Case:
+    """The same convolution between others, where the layout pass puts the channels last."""
+    operands = f"x: {kind}[b=8,h=32,w=32,c=128], f: {kind}[o=256,r=3,s=3,c]"
+    text = f"""kernel {name}({operands}) -> (y: {kind}[b,i=32,j=32,o]) {{
+  t: f32[b,o,i,j] = sum(r,s,c) x[b,i+r-1,j+s-1,c | 0.0] * f[o,r,s,c]
+  y[b,i,j,o] = t[b,o,i,j]
+}}"""
+    return Case(name, "matrix", text)
+
+
 def _attention(name: str, head: int, causal: bool) -> Case:
     masked = f"where(n <= m, s[b,h,m,n] * {head**-0.5!r}, -inf)" if causal else f"s[b,h,m,n] * {head**-0.5!r}"
     text = f"""kernel {name}(q: bf16[b=1,h=16,m=1024,d={head}], k: bf16[b,h,n=1024,d], v: bf16[b,h,n,d]) \
@@ -70,6 +80,8 @@ CASES: tuple[Case, ...] = (
     _matmul("gemm_odd", "f16", 1000, 1010, 1001),
     _conv("conv3x3_f16", "f16"),
     _conv("conv3x3_f32", "f32"),
+    _conv_channels_last("conv3x3_last_f16", "f16"),
+    _conv_channels_last("conv3x3_last_f32", "f32"),
     _attention("attention_64", 64, False),
     _attention("attention_causal_128", 128, True),
     _memory("add_f32", "(x: f32[n=1048576], y: f32[n]) -> (z: f32[n]) { z[n] = x[n] + y[n] }"),

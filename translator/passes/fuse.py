@@ -22,7 +22,7 @@ from kvc.attention import Attention
 from kvc.canonical import rename
 from kvc.cost import evaluations, is_transcendental, launches, price
 from kvc.emitter import Composite
-from kvc.kernel import KernelSpec, loads
+from kvc.kernel import KernelSpec, Stmt, loads
 from kvc.passes.access import loads_in_index
 from kvc.passes.extract import extract
 from kvc.passes.forms import Form, Forms
@@ -80,6 +80,7 @@ class Fusion:
         self.whole = whole
         self.composites = {c.name: c for c in composites}
         self.live = {o.name for o in whole.outputs}
+        self.given = frozenset(fixed)
         self.fixed = _fixed(whole, fixed)
         self.position = {s.target: i for i, s in enumerate(whole.body)}
         self.reads = {s.target: tuple(dict.fromkeys(r.tensor for r in s.loads())) for s in whole.body}
@@ -153,6 +154,27 @@ class Fusion:
                     seen.add(producer)
                     stack.append(producer)
         return False
+
+    # ------------------------------------------------------------ after grouping
+    def insert(self, stmt: Stmt) -> None:
+        """A statement that the spec gets once the groups are made, as a group of its own ahead of all others."""
+        group = min((*self.groups, 0)) - 1
+        self.position[stmt.target] = group
+        self.groups[group] = (stmt.target,)
+        self.owner[stmt.target] = group
+        self.members[stmt.target] = {group}
+        self.reads[stmt.target] = tuple(dict.fromkeys(r.tensor for r in stmt.loads()))
+        self.readers[stmt.target] = []
+        for tensor in self.reads[stmt.target]:
+            if tensor in self.readers:
+                self.readers[tensor].append(stmt.target)
+
+    def redirect(self, target: str, old: str, new: str) -> None:
+        """A statement reads `new` in the place of `old` from now on."""
+        self.reads[target] = tuple(new if t == old else t for t in self.reads[target])
+        self.readers[new].append(target)
+        if old in self.readers:
+            self.readers[old] = [r for r in self.readers[old] if r != target]
 
     # ------------------------------------------------------------ trials
     def trial(self, targets: Iterable[str], groups: Iterable[int]) -> Trial:

@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvc.kernel import Call, Const, Expr, KernelSpec, Load, transform
+from kvc.passes import channels_last
 from kvc.passes.fuse import Fusion
 from kvc.patterns import Contraction
 
 Order = tuple[int, ...]  # old positions of the dims, in their new order
 
 
-def relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
-    """The spec with the dims of intermediates in the order in which they are best written and read: the digits of one
-    axis of a reader stand side by side (heads of an attention, which the output projection sums over), else a
-    contraction writes in its own axis order, so that rows of tiles are written whole."""
-    orders: dict[str, Order] = {}
+def relayout(whole: KernelSpec, fusion: Fusion) -> tuple[KernelSpec, dict[str, str]]:
+    """The spec with the dims of intermediates in the order in which they are best written and read: channels last
+    between convolutions (kvc.passes.channels_last); the digits of one axis of a reader side by side (heads of an
+    attention, which the output projection sums over); else a contraction writes in its own axis order, so that rows of
+    tiles are written whole. Also gives the copies of weights that came in, with the statement that each was made for.
+    """
+    choice = channels_last.choose(fusion)
+    orders: dict[str, Order] = dict(choice.orders)
     reads: dict[str, list[Load]] = {}
     for stmt in whole.body:
         for load in stmt.loads():
@@ -26,7 +30,7 @@ def relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
         contraction = issubclass(trial.kind, Contraction)
         for out in trial.spec.outputs:
             # Outputs of a pointwise kernel share one order, so that one index serves them all.
-            if out.name in fusion.live or not (contraction or len(trial.spec.outputs) == 1):
+            if out.name in fusion.live or out.name in orders or not (contraction or len(trial.spec.outputs) == 1):
                 continue
             order = _as_read(whole, out.name, reads.get(out.name, []))
             if order is None and isinstance(trial.pattern, Contraction):
@@ -34,7 +38,10 @@ def relayout(whole: KernelSpec, fusion: Fusion) -> KernelSpec:
             rank = len(whole.stmt[out.name].axes)
             if order is not None and len(order) == rank and order != tuple(range(rank)):
                 orders[out.name] = order
-    return permute(whole, orders) if orders else whole
+    if not orders:
+        return whole, {}
+    whole, copies = channels_last.apply(whole, fusion, choice)
+    return permute(whole, orders), copies
 
 
 def _as_written(axes: tuple[str, ...], domain: tuple[str, ...]) -> Order | None:

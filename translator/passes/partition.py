@@ -24,7 +24,8 @@ PREPARE: tuple[Callable[[KernelSpec], KernelSpec], ...] = (simplify_indices, dro
 
 @dataclass(frozen=True)
 class Cut:
-    """One kernel: its operands are named after tensors of the whole spec; `targets` are the statements it computes."""
+    """One kernel: its operands are named after tensors of the whole spec; `targets` are the statements it computes (a
+    copy of a weight: the statement it is for)."""
 
     spec: KernelSpec
     targets: tuple[str, ...]
@@ -42,7 +43,7 @@ def partition(
     name for the statements it computes; `composites` are what the target writes as one kernel (kvc.emitter),
     `fixed` the inputs that are the same from call to call."""
     fusion = grouped(whole, barriers, composites, fixed)
-    whole = relayout(fusion.whole, fusion)
+    whole, copies = relayout(fusion.whole, fusion)
     cutter = _Cutter(whole)
     steps: list[Cut | Barrier] = []
     for group in _order(fusion):
@@ -51,7 +52,9 @@ def partition(
             continue
         targets = fusion.groups[group]
         outputs = fusion.outputs(targets, (group,))
-        steps.append(Cut(cutter.cut(targets, outputs, name(targets) if name else "kernel"), targets))
+        origin = tuple(copies.get(t, t) for t in targets)
+        named = (name(origin) if name else "kernel") + ("_weight" if origin != targets else "")
+        steps.append(Cut(cutter.cut(targets, outputs, named), origin))
     return steps
 
 
