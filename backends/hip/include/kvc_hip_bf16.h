@@ -24,7 +24,10 @@ struct alignas(4) __hip_bfloat162 {
 KVC_SCALAR_OPS(__hip_bfloat16, __bf16)
 KVC_HD __hip_bfloat16 __float2bfloat16(float v) { return __hip_bfloat16(v); }
 KVC_HD __hip_bfloat16 __float2bfloat16_rn(float v) { return __hip_bfloat16(v); }
-KVC_HD float __bfloat162float(__hip_bfloat16 v) { return (float)v.data; }
+// By its bits: LLVM 22 cannot select the bf16 copysign that it makes of a rounded one whose sign comes from an fpext.
+KVC_HD float __bfloat162float(__hip_bfloat16 v) {
+  return __builtin_bit_cast(float, (unsigned)__builtin_bit_cast(unsigned short, v.data) << 16);
+}
 KVC_HD unsigned short __bfloat16_as_ushort(__hip_bfloat16 v) { return __builtin_bit_cast(unsigned short, v.data); }
 KVC_HD __hip_bfloat16 __ushort_as_bfloat16(unsigned short v) { return __hip_bfloat16(__builtin_bit_cast(__bf16, v)); }
 KVC_HD __hip_bfloat16 __hfma(__hip_bfloat16 a, __hip_bfloat16 b, __hip_bfloat16 c) {

@@ -218,3 +218,14 @@ def test_heavy_packages_stay_out_of_the_import() -> None:
     probe = f"import sys, {modules}; print([m for m in ('torch', 'triton', 'clang') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("function", ["sinhf", "asinhf", "tanhf", "atanf", "roundf"])
+def test_a_rounded_sign_compiles(function: str) -> None:
+    """LLVM cannot select a bf16 copysign whose sign was rounded to bf16 before: the header must not lead it there."""
+    source = (
+        '#include <hip/hip_runtime.h>\n#include <hip/hip_bf16.h>\nextern "C" __global__ void k(const float* x, '
+        "__hip_bfloat16* y) {\n  const float rounded = __bfloat162float(__float2bfloat16(x[threadIdx.x]));\n"
+        f"  y[threadIdx.x] = __float2bfloat16({function}(rounded));\n}}\n"
+    )
+    assert compile_hip(source, "gfx942").binary
