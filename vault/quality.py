@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ class Suites:
 
 
 def clean(
-    folder: Path,
+    folders: Sequence[Path],
     out: Path,
     against: Sequence[Path] = (),
     *,
@@ -171,19 +172,24 @@ def clean(
     keep_rejected: bool = True,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Copy a vault to `out` (new shards) without near-duplicates and contaminated references, at most `limit` records,
-    spread evenly over classes and specs. Gives the counts before and after. KVC0803 where `out` has shards."""
-    if out.is_dir() and any(out.glob("*.parquet")):
-        raise KvcError("KVC0803", f"{out} holds shards already", hint="clean into a new folder")
+    """Copy vaults to `out` (new shards) without near-duplicates and contaminated references, at most `limit` records in
+    all, spread evenly over classes and specs. What `out` holds already stays, and nothing near it is added. Gives the
+    counts before and after."""
     columns = ["id", "spec_hash", "target", "status", "source", "reference", "op_class", "dtype", "source_kind"]
-    before = Counter(row["status"] for row in rows(folder, ["status"]))
-    duplicates = near_duplicates(rows(folder, columns[:5]), threshold)
+
+    def every(wanted: list[str]) -> Iterator[dict[str, Any]]:
+        return (row for folder in folders for row in rows(folder, wanted))
+
+    held = list(rows(out, columns)) if out.is_dir() else []
+    there = {row["id"] for row in held}
+    before = Counter(row["status"] for row in every(["status"]))
+    duplicates = near_duplicates(chain(held, (r for r in every(columns[:5]) if r["id"] not in there)), threshold)
     suites = Suites(against)
     matches: dict[str, str] = {}
     kept: list[dict[str, Any]] = []
     contaminated = 0
-    for row in rows(folder, columns):
-        if row["id"] in duplicates or (row["status"] != "verified" and not keep_rejected):
+    for row in every(columns):
+        if row["id"] in duplicates or row["id"] in there or (row["status"] != "verified" and not keep_rejected):
             continue
         text = row["reference"]
         if against and text not in matches:
@@ -192,10 +198,11 @@ def clean(
             contaminated += 1
             continue
         kept.append({k: row[k] for k in ("id", "spec_hash", "target", "op_class", "dtype", "source_kind")})
-    chosen = set(stratified(kept, limit))
-    after = Counter[str]()
+    chosen = set(stratified(kept, None if limit is None else max(limit - len(held), 0)))
+    after = Counter(row["status"] for row in held)
+    found = (row for folder in folders for row in rows(folder))
     with ShardWriter(out, "clean") as writer:
-        for part, batch in enumerate(_batches(rows(folder), chosen, writer.rows_per_shard)):
+        for part, batch in enumerate(_batches(found, chosen, writer.rows_per_shard)):
             after.update(row["status"] for row in batch)
             writer.add(f"clean/{part}", batch)
     return {
@@ -203,7 +210,7 @@ def clean(
         "near_duplicates": len(duplicates),
         "contaminated": contaminated,
         "contaminated_by": sorted({m for m in matches.values() if m}),
-        "after_cleaning": len(kept),
+        "after_cleaning": len(held) + len(kept),
         "after": dict(after),
     }
 

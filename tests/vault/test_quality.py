@@ -39,12 +39,12 @@ def test_cleaning_reports_what_it_left_out(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "in", "hip") as writer:
         writer.add("a", made)
     (tmp_path / "suite").mkdir()
-    report = clean(tmp_path / "in", tmp_path / "out")
+    report = clean([tmp_path / "in"], tmp_path / "out")
     assert report["before"]["verified"] == len(made)
     assert report["after"]["verified"] == len(made) - report["near_duplicates"]
     assert len(list(rows(tmp_path / "out"))) == report["after"]["verified"]
     (tmp_path / "suite" / "suite.py").write_text(REFERENCE)
-    assert clean(tmp_path / "in", tmp_path / "none", [tmp_path / "suite"])["after"] == {}
+    assert clean([tmp_path / "in"], tmp_path / "none", [tmp_path / "suite"])["after"] == {}
 
 
 def test_strata_take_turns() -> None:
