@@ -13,6 +13,7 @@ from kvc.emitter import target as find_target
 from kvc.pipeline import NotVerified, Options, Translation, translate_kernels
 from kvc.store import Store
 from kvc.verify.judge import Bench
+from kvc.verify.launches import executed, follow
 from kvc.verify.pool import WorkerPool
 from kvc.verify.verdict import Artifact, Rejected
 
@@ -67,8 +68,8 @@ def verify(work: Work, captured: Captured, loaded: Loaded, plan: Plan) -> None:
         done = kernels_of(work, captured, plan, bench)
         try:
             out, done = assembled(work, done, loaded.name, loaded.init, bench)
-        except NotVerified:
-            if usable:
+        except NotVerified as error:
+            if usable and not _amplifies(work, done, error, bench):
                 raise
             work.record["status"] = "reference"
             return
@@ -112,6 +113,21 @@ def assembled(work: Work, done: Translation, name: str, init: Any, bench: Bench)
         work.record["launches"] = done.evidence[0].launches
         work.record["model_errors"] = [e.to_json() for e in done.evidence[0].errors][:4]
     return out, done
+
+
+def _amplifies(work: Work, done: Translation, error: NotVerified, bench: Bench) -> bool:
+    """Whether the model is at fault for the whole's difference: followed launch by launch, every kernel agrees with
+    float64 on what it is given. The record says so."""
+    if error.code != "KVC0709" or done.captured is None or done.plan.fallbacks:
+        return False
+    with work.timed("launches"):
+        followed = follow(done.plan, done.captured.feed(), executed(done.artifacts, bench), bench.seed)
+    if followed.diagnostic is not None:
+        work.record["launch"] = {"kernel": followed.kernel, "message": followed.diagnostic.message}
+        return False
+    reason = f"it amplifies rounding: all {followed.launches} launches agree with float64 on what they are given"
+    work.record["reference"]["degenerate"] = f"{reason}, yet {error.diagnostic.message}"
+    return True
 
 
 def library_calls(plan: Plan, artifacts: tuple[Artifact, ...]) -> int:
