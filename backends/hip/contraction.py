@@ -42,10 +42,8 @@ class ContractionEmitter:
 
     def supports(self, task: Task) -> Support:
         spec = task.spec
-        if not spec.is_static:
-            return Support(False, "sizes are symbolic")
         pattern = match_contraction(spec)
-        problem = pattern if isinstance(pattern, str) else alias_problem(spec)
+        problem = pattern if isinstance(pattern, str) else alias_problem(spec) or _symbolic_problem(spec, pattern)
         if problem:
             return Support(False, problem)
         assert isinstance(pattern, Contraction)
@@ -68,6 +66,13 @@ class ContractionEmitter:
     def propose(self, task: Task, knobs: Knobs, history: Sequence[Any], seed: int) -> Iterator[Candidate]:
         pattern, _ = problem_of(task.spec)
         yield GemmKernel(task, pattern, knobs).candidate(self.name, self.schedule, knobs)
+
+
+def _symbolic_problem(spec: KernelSpec, pattern: Contraction) -> str:
+    """Why a contraction cannot take its symbolic sizes, "" where it can: no index may have to divide by one."""
+    first = {axes[0] for axes in (pattern.batch, pattern.m, pattern.n, pattern.k) if axes}
+    inner = [s.name for s in spec.sizes if s.size is None and s.name not in first]
+    return f"the size of {inner[0]}, which is not outermost, is symbolic" if inner else ""
 
 
 def _shapes(problem: Problem, arch: ArchSpec) -> list[MatrixShape | None]:
@@ -117,7 +122,7 @@ def tilings_of(problem: Problem, arch: ArchSpec, direct: bool = False) -> Iterat
 def _suits_direct(t: Tiling, problem: Problem) -> bool:
     depth_bytes = t.block_k * problem.tile.bytes
     whole_waves = all(rows * depth_bytes // FRAGMENT_BYTES % LANES == 0 for rows in (t.block_m, t.block_n))
-    return problem.k % t.block_k == 0 and depth_bytes >= 8 * FRAGMENT_BYTES and whole_waves
+    return problem.even("k", t.block_k) and depth_bytes >= 8 * FRAGMENT_BYTES and whole_waves
 
 
 def _single(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
@@ -139,7 +144,10 @@ def _single(problem: Problem, arch: ArchSpec) -> Iterator[Tiling]:
 
 
 def _is_worth_splitting(t: Tiling, problem: Problem, arch: ArchSpec) -> bool:
-    """Too few tiles for the compute units, and a depth that leaves each share several tiles and none empty."""
+    """Too few tiles for the compute units, and a depth that leaves each share several tiles and none empty. Partial
+    sums take scratch memory of known size."""
+    if problem.unknown:
+        return False
     tiles = -(-problem.m // t.block_m) * -(-problem.n // t.block_n) * problem.batch
     depth = t.split_depth(problem.k)
     return tiles * t.split_k <= 2 * arch.cu_count and depth >= 2 * t.block_k and (t.split_k - 1) * depth < problem.k

@@ -15,7 +15,16 @@ from kvc.arch import ArchSpec, MatrixShape
 from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import COMPUTE_TYPE, Val, from_storage, rounded
 from kvc.backends.hip.lanes import Lanes, Stores
-from kvc.backends.hip.source import File, Knobs, buffer_of, domain_size, needs_wide, operand_buffers
+from kvc.backends.hip.source import (
+    File,
+    Knobs,
+    buffer_of,
+    domain_count,
+    domain_size,
+    known_size,
+    needs_wide,
+    operand_buffers,
+)
 from kvc.backends.hip.tiles import LANES, SWIZZLED, Block, Names, Side, Tile, access_of, declare_batch, operand_dtype
 from kvc.backends.hip.unit import Buffer, Kernel, Unit
 from kvc.dtypes import BF16, F16, F32, DType
@@ -31,7 +40,8 @@ GROUP_M = 8  # rows of tiles that are walked together, so that neighbours share 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a contraction costs: extents, element types, and how its operands move."""
+    """What a contraction costs: extents, element types, and how its operands move. `unknown`: which of "batch", "m",
+    "n" and "k" are arguments of the kernel; their extents here are typical ones."""
 
     batch: int
     m: int
@@ -41,6 +51,11 @@ class Problem:
     accumulator: DType
     a: Side
     b: Side
+    unknown: frozenset[str] = frozenset()
+
+    def even(self, part: str, block: int) -> bool:
+        """Whether blocks cover an extent without a rest."""
+        return part not in self.unknown and getattr(self, part) % block == 0
 
     @staticmethod
     def of(spec: KernelSpec, pattern: Contraction) -> Problem:
@@ -50,8 +65,10 @@ class Problem:
         kinds = {operand_dtype(spec, a.expr), operand_dtype(spec, b.expr)}
         # 16-bit tiles only where both operands hold nothing finer; mixed ones meet in the accumulator's type.
         narrow = accumulator is F32 and len(kinds) == 1 and kinds <= {F16, BF16}
-        batch, m, n, k = (domain_size(spec, axes) for axes in (pattern.batch, pattern.m, pattern.n, pattern.k))
-        return Problem(batch, m, n, k, kinds.pop() if narrow else accumulator, accumulator, a, b)
+        parts = {"batch": pattern.batch, "m": pattern.m, "n": pattern.n, "k": pattern.k}
+        batch, m, n, k = (domain_size(spec, axes) for axes in parts.values())
+        unknown = frozenset(part for part, axes in parts.items() if known_size(spec, axes) is None)
+        return Problem(batch, m, n, k, kinds.pop() if narrow else accumulator, accumulator, a, b, unknown)
 
 
 @dataclass(frozen=True)
@@ -148,9 +165,9 @@ class GemmKernel:
 
     def _block(self, side: Side) -> Block:
         t, p = self.tiling, self.problem
-        rows, extent = (t.block_m, p.m) if side.name == "a" else (t.block_n, p.n)
+        rows, part = (t.block_m, "m") if side.name == "a" else (t.block_n, "n")
         names = Names("BLOCK_M", "m0", "M") if side.name == "a" else Names("BLOCK_N", "n0", "N")
-        return Block(rows, t.block_k, t.threads, extent % rows == 0, p.k % t.block_k == 0, names)
+        return Block(rows, t.block_k, t.threads, p.even(part, rows), p.even("k", t.block_k), names)
 
     @property
     def grid(self) -> int:
@@ -172,6 +189,17 @@ class GemmKernel:
     def _write(self) -> None:
         """The body of the kernel."""
         self._constants()
+        if not self.problem.unknown:
+            self._tile_body()
+            return
+        # As many tiles as arguments say: any grid walks them all.
+        kind, total = self.kernel.index_type, "TILES_M * TILES_N" + (" * BATCH" if self.pattern.batch else "")
+        writer = self.kernel.writer
+        with writer.block(f"for ({kind} work = blockIdx.x; work < {total}; work += gridDim.x)"):
+            self._tile_body()
+
+    def _tile_body(self) -> None:
+        """What a workgroup does for one tile of results."""
         self._place()
         writer = self.kernel.writer
         for tile in self.tiles:
@@ -191,16 +219,28 @@ class GemmKernel:
     def _constants(self) -> None:
         t, p = self.tiling, self.problem
         kind = self.kernel.index_type
+        extents = {"M": ("m", self.pattern.m), "N": ("n", self.pattern.n), "K": ("k", self.pattern.k)}
+        if p.unknown and self.pattern.batch:
+            extents["BATCH"] = ("batch", self.pattern.batch)
         lines = [
-            f"constexpr {kind} M = {p.m};  // {', '.join(self.pattern.m) or 'no axis'}",
-            f"constexpr {kind} N = {p.n};  // {', '.join(self.pattern.n) or 'no axis'}",
-            f"constexpr {kind} K = {p.k};  // {', '.join(self.pattern.k)}",
+            f"constexpr {kind} {name} = {getattr(p, part)};  // {', '.join(axes) or 'no axis'}"
+            for name, (part, axes) in extents.items()
+            if part not in p.unknown
+        ]
+        lines += [
             f"constexpr int BLOCK_M = {t.block_m};  // results a workgroup: BLOCK_M x BLOCK_N",
             f"constexpr int BLOCK_N = {t.block_n};",
             f"constexpr int BLOCK_K = {t.block_k};  // depth of a tile in LDS",
-            "constexpr int TILES_M = (M + BLOCK_M - 1) / BLOCK_M;",
-            "constexpr int TILES_N = (N + BLOCK_N - 1) / BLOCK_N;",
         ]
+        for name, (part, axes) in extents.items():
+            if part in p.unknown:
+                self.kernel.writer.line(f"const {kind} {name} = {domain_count(self.kernel, axes)};")
+        for name in ("M", "N"):
+            tiles = f"TILES_{name} = ({name} + BLOCK_{name} - 1) / BLOCK_{name};"
+            if name.lower() in p.unknown:
+                self.kernel.writer.line(f"const int {tiles}")
+            else:
+                lines.append(f"constexpr int {tiles}")
         if t.split_k > 1:
             lines += [
                 f"constexpr int SPLIT_K = {t.split_k};  // workgroups that share the depth of one tile",
@@ -264,11 +304,11 @@ class GemmKernel:
         """Lines that say which tile a workgroup owns: m0, n0, the batch, its share of the depth."""
         t, p = self.tiling, self.problem
         lines = []
-        tile = "blockIdx.x"
-        if t.split_k == 1 and batch_is_finest(self.spec, self.pattern):
-            lines.append(f"const {kind} batch = blockIdx.x % {p.batch};  // whose results lie between each other's")
-            tile = f"(blockIdx.x / {p.batch})"
-        if min(-(-p.m // t.block_m), -(-p.n // t.block_n)) > 1:
+        tile = work = "work" if p.unknown else "blockIdx.x"
+        if t.split_k == 1 and "batch" not in p.unknown and batch_is_finest(self.spec, self.pattern):
+            lines.append(f"const {kind} batch = {work} % {p.batch};  // whose results lie between each other's")
+            tile = f"({work} / {p.batch})"
+        if min(-(-p.m // t.block_m), -(-p.n // t.block_n)) > 1 or p.unknown & {"m", "n"}:
             lines += [
                 f"const int item = {tile} % (TILES_M * TILES_N);  // GROUP_M rows of tiles at a time",
                 "const int first = item / (GROUP_M * TILES_N) * GROUP_M;",
@@ -284,8 +324,8 @@ class GemmKernel:
                 f"const {kind} n0 = {tile} % TILES_N * BLOCK_N;",
             ]
         batches = f" % {self.problem.batch}" if self.tiling.split_k > 1 else ""
-        if self.pattern.batch and tile == "blockIdx.x":
-            lines.append(f"const {kind} batch = blockIdx.x / (TILES_M * TILES_N){batches};")
+        if self.pattern.batch and tile == work:
+            lines.append(f"const {kind} batch = {work} / (TILES_M * TILES_N){batches};")
         if self.tiling.split_k > 1:
             lines.append(f"const {kind} split = blockIdx.x / (TILES_M * TILES_N * {self.problem.batch});")
             lines.append(f"const {kind} k_first = split * SPLIT_DEPTH;")
@@ -432,7 +472,9 @@ class GemmKernel:
     def _epilogue(self) -> None:
         """Every pointwise statement on the results, in registers, then the stores."""
         kernel, writer, kind = self.kernel, self.kernel.writer, self.kernel.index_type
-        row, column = kernel.axis("m", self.problem.m), kernel.axis("n", self.problem.n)
+        row, column = (
+            kernel.axis(n, known_size(self.spec, a)) for n, a in (("m", self.pattern.m), ("n", self.pattern.n))
+        )
         m, n = kernel.axis_text[row.name], kernel.axis_text[column.name]
         matrix = self.tiling.shape is not None
         counts = ("FRAGMENTS_M", "FRAGMENTS_N") if matrix else ("MICRO_M", "MICRO_N")
@@ -441,7 +483,7 @@ class GemmKernel:
         writer.line("#pragma unroll")
         with writer.block(f"for (int j = 0; j < {counts[1]}; ++j)"):
             writer.line(f"const {kind} {n} = n0 + {at_n};")
-            if self.problem.n % self.tiling.block_n:
+            if not self.problem.even("n", self.tiling.block_n):
                 writer.line(f"if ({n} >= N) continue;")
             writer.line("#pragma unroll")
             with writer.block(f"for (int i = 0; i < {counts[0]}; ++i)"):
@@ -455,7 +497,7 @@ class GemmKernel:
     def _result(self, at_m: str, m: str, row: Axis, column: Axis, result: str) -> None:
         kernel, pattern = self.kernel, self.pattern
         kernel.writer.line(f"const {kernel.index_type} {m} = {at_m};")
-        if self.problem.m % self.tiling.block_m:
+        if not self.problem.even("m", self.tiling.block_m):
             kernel.writer.line(f"if ({m} >= M) continue;")
         if self.partial is not None:
             at = f"{'batch * (M * N) + ' if pattern.batch else ''}{m} * N + {kernel.axis_text[column.name]}"

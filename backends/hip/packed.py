@@ -131,6 +131,8 @@ class PackedContractionEmitter:
     schedule = "contraction_packed"
 
     def supports(self, task: Task) -> Support:
+        if not task.spec.is_static:
+            return Support(False, "sizes are symbolic")
         plain = ContractionEmitter().supports(task)
         if not plain.ok:
             return plain

@@ -170,6 +170,16 @@ def symbolic_problem(spec: KernelSpec, axes: Sequence[str]) -> str:
     return "sizes beside that of its outermost axis are symbolic"
 
 
+def known_size(spec: KernelSpec, axes: Sequence[str]) -> int | None:
+    """The points of a domain, None where a size is symbolic."""
+    return domain_size(spec, axes) if all(spec.size[a].size is not None for a in axes) else None
+
+
+def known_divisor(spec: KernelSpec, axes: Sequence[str]) -> int:
+    """What divides the points of a domain at every size."""
+    return domain_size(spec, [a for a in axes if spec.size[a].size is not None])
+
+
 def domain_count(kernel: Kernel, axes: Sequence[str], width: int = 1) -> str:
     """The points of a domain whose outermost size is symbolic, in groups of `width` (which divides the rest): C++."""
     rest = domain_size(kernel.spec, axes[1:]) // width

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvc.backends.hip.codegen import Scope
 from kvc.backends.hip.cxx import STORAGE_TYPE, literal, to_storage
 from kvc.backends.hip.lanes import MAX_PACK_BYTES, Lanes, pack_type
-from kvc.backends.hip.source import PACK, domain_size
+from kvc.backends.hip.source import PACK, known_divisor, known_size
 from kvc.backends.hip.unit import Kernel
 from kvc.dtypes import DType
 from kvc.kernel import Axis, Cast, Expr, KernelSpec, Load, Size, loads
@@ -63,7 +63,7 @@ def _moves_packs(spec: KernelSpec, kernel: Kernel, side: Side, tile: DType, alon
     expr = side.expr
     if not isinstance(expr, Load) or expr.tensor not in kernel.readable or spec.dtype_of(expr.tensor) is not tile:
         return False
-    extent = domain_size(spec, side.k if along == "k" else side.rows)
+    extent = known_divisor(spec, side.k if along == "k" else side.rows)
     if extent % width or not extent:
         return False
     with kernel.dry():
@@ -77,12 +77,12 @@ def side_scope(kernel: Kernel, side: Side, along: str, width: int) -> tuple[Scop
     """A scope whose point is (batch, row, depth) of a side, its lanes, and the C++ variables of row and depth (counted
     in packs in the direction `along`)."""
     spec = kernel.spec
-    rows, depth = domain_size(spec, side.rows), domain_size(spec, side.k)
+    rows, depth = known_size(spec, side.rows), known_size(spec, side.k)
     lanes = Lanes(kernel.axis("v", width) if width > 1 else None, width)
 
-    def flat(stem: str, extent: int, packed: bool) -> tuple[str, Expr]:
+    def flat(stem: str, extent: int | None, packed: bool) -> tuple[str, Expr]:
         if packed and lanes.axis is not None:
-            axis = kernel.axis(stem, extent // width)
+            axis = kernel.axis(stem, extent // width if extent is not None else None)
             return kernel.axis_text[axis.name], lanes.flat(axis)
         axis = kernel.axis(stem, extent)
         return kernel.axis_text[axis.name], axis
@@ -99,7 +99,8 @@ def side_scope(kernel: Kernel, side: Side, along: str, width: int) -> tuple[Scop
 def declare_batch(kernel: Kernel, batch: tuple[str, ...]) -> None:
     """Make the batch index known to the index algebra, under the C++ name `batch`."""
     kernel.names.taken.add("batch")
-    kernel.sizes["batch#"] = Size("batch#", domain_size(kernel.spec, batch))
+    size = known_size(kernel.spec, batch)
+    kernel.sizes["batch#"] = Size("batch#", size) if size is not None else Size("batch#", None, 0, 2**62)
     kernel.axis_text["batch#"] = "batch"
 
 

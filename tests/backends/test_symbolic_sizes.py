@@ -43,6 +43,7 @@ CASES = [
     ("hip", "pointwise", "pointwise"), ("hip", "pointwise", "vector"), ("hip", "rows", "softmax"),
     ("hip", "rows", "sums"), ("hip", "rows", "long"), ("triton", "pointwise", "pointwise"),
     ("triton", "pointwise", "turned"), ("triton", "rows", "softmax"), ("triton", "rows", "sums"),
+    ("hip", "contraction", "linear"), ("hip", "contraction", "scores"), ("hip", "contraction", "mixed"),
     ("triton", "contraction", "linear"), ("triton", "contraction", "scores"), ("triton", "contraction", "mixed"),
 ]  # fmt: skip
 
