@@ -217,6 +217,26 @@ def quantise(
     print(f"{(out / 'model.safetensors').stat().st_size / 2**20:.1f} MiB after step {state['step']}")
 
 
+@app.command()
+@guarded
+def card(
+    run: Annotated[
+        Path, typer.Option("--run", help="What a session or run left: checkpoint, log.jsonl, answers.jsonl.")
+    ],
+    out: OutFile,
+    weights: Annotated[Path | None, typer.Option("--weights", help="Folder of `kvc model quantise`.")] = None,
+    data_: Annotated[Path | None, typer.Option("--data", help="JSON that `kvc model tokens --json` printed.")] = None,
+    rl_log: Annotated[Path | None, typer.Option("--rl", help="rl.jsonl of `kvc model train rl`.")] = None,
+) -> None:
+    """Write the model card of a training run."""
+    from kvc.model.card import Run, lines_of
+    from kvc.model.card import card as text_of
+
+    counts = json.loads(data_.read_text(encoding="utf-8")) if data_ else {}
+    file = weights / "model.safetensors" if weights else None
+    out.write_text(text_of(Run.of(run), file, counts, lines_of(rl_log) if rl_log else ()), encoding="utf-8")
+
+
 @train_app.command()
 @guarded
 def rl(

@@ -8,7 +8,8 @@
     constexpr int BLOCK = 256;
     ...
 
-Numbers that follow from the sizes are expressions (kvc.model.sizes). `assemble` makes a Candidate of a frame: it works
+Numbers that follow from the sizes are expressions (kvc.model.sizes). Helper functions are found by their names in the
+text; a `use` line is for another variant of one. `assemble` makes a Candidate of a frame: it works
 them out, puts back header, includes, constants and helper functions, and gives operands the names of the task. Whatever
 a model writes gives a Candidate or NotAFrame.
 """
@@ -171,7 +172,7 @@ def assemble(frame: Frame, asked: Asked, target: str, origin: Origin) -> Candida
 def _code(frame: Frame, lang: Language) -> str:
     """Includes or imports, constants, helpers and the kernel's own text, in the order of the target's files."""
     helpers = []
-    for name in frame.uses:
+    for name in frame.uses or needed(frame.body, lang):
         if name not in lang.helpers:
             raise NotAFrame(f"no helper {name[:40]!r}")
         helpers.append(lang.helpers[name])
@@ -185,6 +186,46 @@ def _code(frame: Frame, lang: Language) -> str:
     parts = [*parts[:first], *helpers, *parts[first:]]
     head = [lang.head("\n".join(parts)), *(["\n".join(constants)] if constants else [])]
     return lang.gap.join(["\n\n".join(head), *parts])
+
+
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # no member, no function of a module
+_DEFINES = re.compile(r"\bdef (\w+)\(|__device__[^\n(]*?\b(\w+)\(")
+
+
+def needed(body: str, lang: Language) -> tuple[str, ...]:
+    """The helper functions that a text names, each after those that it needs itself; otherwise in the order in which
+    their calls end, so that an argument comes before what it is given to. What a text defines is no helper."""
+    found: dict[str, None] = {}
+    entered = {name for pair in _DEFINES.findall(body) for name in pair if name}
+
+    def visit(text: str) -> None:
+        for name in _in_order(text, lang.helpers):
+            if name not in entered:
+                entered.add(name)
+                visit(lang.helpers[name])
+                found[name] = None
+
+    visit(body)
+    return tuple(found)
+
+
+def _in_order(text: str, names: Mapping[str, str]) -> list[str]:
+    ends: dict[str, int] = {}
+    for word in _WORD.finditer(text):
+        if word[0] in names:
+            end = _closes(text, word.end()) if text[word.end() : word.end() + 1] == "(" else word.start()
+            ends[word[0]] = min(ends.get(word[0], end), end)
+    return sorted(ends, key=ends.__getitem__)
+
+
+def _closes(text: str, at: int) -> int:
+    """Where the parenthesis that opens at `at` is closed."""
+    depth = 0
+    for n in range(at, len(text)):
+        depth += (text[n] == "(") - (text[n] == ")")
+        if depth == 0:
+            return n
+    return len(text)
 
 
 def _scratch(asked: Asked, names: Mapping[str, int], name: str, dtype: str, elements: str) -> Scratch:

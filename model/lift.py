@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -19,7 +19,7 @@ from itertools import islice
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Emitter, Knob, Launch
 from kvc.kernel import KernelSpec, Size
-from kvc.model.frame import Frame, Run, assemble, parse
+from kvc.model.frame import Frame, Run, assemble, needed, parse
 from kvc.model.languages import Language, language, paragraphs, without_header
 from kvc.model.prompt import Asked, spec_text
 from kvc.model.sizes import NotAFrame, evaluate
@@ -160,7 +160,10 @@ def _plain(candidate: Candidate, lang: Language) -> Frame:
     shared = dict(_shared_options(candidate.knobs, lang))
     runs = tuple(_run(launch, shared, candidate.task.arch.wave_size, lang) for launch in candidate.launches)
     scratch = tuple((s.name, s.dtype, str(s.numel)) for s in candidate.workspace)
-    return Frame(candidate.schedule, candidate.knobs, scratch, runs, tuple(uses), "\n\n".join(parts))
+    body = "\n\n".join(parts)
+    if list(needed(body, lang)) == uses:  # nothing has to be said about them
+        uses = []
+    return Frame(candidate.schedule, candidate.knobs, scratch, runs, tuple(uses), body)
 
 
 def _shared_options(knobs: Sequence[tuple[str, object]], lang: Language) -> Iterator[tuple[str, object]]:
@@ -202,7 +205,16 @@ def _origins(candidate: Candidate, emitter: Emitter, base: Frame, lang: Language
     if len(found) != len(numbers):
         return nothing
     names = asked_names(candidate)
-    return [t if t is not None and _is_value(t, n, names) else None for t, n in zip(found, numbers, strict=True)]
+    shown = {int(n) for n in re.findall(r"\d+", spec_text(Asked(candidate.task)))}
+    return [
+        t if t is not None and _is_value(t, n, names) and _is_plain(t, shown) else None
+        for t, n in zip(found, numbers, strict=True)
+    ]
+
+
+def _is_plain(text: str, shown: Collection[int]) -> bool:
+    """Whether a model can write the numbers within an expression: small ones, powers of two, those of its prompt."""
+    return all(n < NEAR or n in COMMON or n in shown for n in map(int, re.findall(r"(?<!\w)\d+(?!\w)", text)))
 
 
 def _blank(text: str) -> str:

@@ -114,6 +114,12 @@ class Traced(int):
             return int.__mod__(int(self), other)
         return int.__mod__(int(self), int(other))
 
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: int) -> tuple[int, int]:
+        return other // self, int.__rmod__(int(self), other)
+
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
 

