@@ -6,7 +6,8 @@ import string
 from collections.abc import Sequence
 
 from kvc.builder import Builder, Tensor
-from kvc.kernel import Axis, Const, Expr, call
+from kvc.dtypes import I32
+from kvc.kernel import Axis, Cast, Const, Expr, call
 from kvc.ops import op
 from kvc.optable._common import (
     Scalar,
@@ -124,6 +125,29 @@ def addmm(k: Builder, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Scalar = 1
 )
 def baddbmm(k: Builder, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
     return _affine(k, self, batch1, batch2, beta, alpha)
+
+
+@op(
+    "addbmm.default",
+    samples=(sample(t(3, 4), t(2, 3, 5), t(2, 5, 4)), sample(t(4), t(2, 3, 5), t(2, 5, 4), beta=0.5, alpha=2)),
+)
+def addbmm(k: Builder, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
+    """beta * self + alpha * the sum over the batch of products."""
+    batch, m, inner, n = k.axes((*batch1.shape, batch2.shape[-1]), "m")
+    acc = k.define(batch1.dtype.compute, (m, n), batch1[batch, m, inner] * batch2[batch, inner, n], k.sum(batch, inner))
+    axes = k.axes_like(acc)
+    value = acc[axes] if alpha == 1 else acc[axes] * alpha
+    if beta != 0:
+        bias = at(self, axes, acc.shape)
+        value = value + (bias if beta == 1 else bias * beta)
+    return k.define(batch1.dtype, axes, value)
+
+
+@op("_int_mm.default", name="int_mm", samples=(sample(ints(20, 8, dtype="i8"), ints(8, 16, dtype="i8")),))
+def int_mm(k: Builder, self: Tensor, mat2: Tensor) -> Tensor:
+    """A product of int8 matrices, summed in int32."""
+    m, inner, n = k.axes((*self.shape, mat2.shape[-1]), "m")
+    return k.define(I32, (m, n), Cast(I32, self[m, inner]) * Cast(I32, mat2[inner, n]), k.sum(inner))
 
 
 @op("addmv.default", samples=(sample(t(3), t(3, 5), t(5)), sample(t(1), t(3, 5), t(5), beta=2, alpha=0.5)))
