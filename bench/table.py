@@ -130,9 +130,9 @@ def markdown(summary: Mapping[str, Any], records: Sequence[Record], title: str, 
         lines += ["", f"## Passed at sizes that show little (coverage below {THIN})", ""]
         lines += [f"- {r['problem']} {r['name']}: {_coverage(r)}, inputs {r['sizes']['inputs']}" for r in thin]
     timed = any("times" in r for r in records)
-    head = ["problem", "name", "status", "kernels", "distinct", "coverage", "seconds"]
-    head += ["kvc ms", *(f"over {b}" for b in BASELINES)] if timed else []
-    lines += ["", "## Problems", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    columns = ["problem", "name", "status", "kernels", "distinct", "coverage", "seconds"]
+    columns += ["kvc ms", *(f"over {b}" for b in BASELINES)] if timed else []
+    lines += ["", "## Problems", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for r in records:
         seconds = round(sum(r.get("seconds", {}).values()), 1)
         known = (r["problem"], r["name"], r["status"], r.get("kernels", ""), r.get("distinct", ""))

@@ -239,9 +239,11 @@ class Fp32:
 def _precisions() -> list[tuple[Any, str]]:
     from torch import backends
 
-    if hasattr(backends.cuda.matmul, "fp32_precision"):
-        return [(backends.cuda.matmul, "fp32_precision"), (backends.cudnn.conv, "fp32_precision")]
-    return [(backends.cuda.matmul, "allow_tf32"), (backends.cudnn, "allow_tf32")]
+    matmul: Any = backends.cuda.matmul
+    cudnn: Any = backends.cudnn
+    if hasattr(matmul, "fp32_precision"):
+        return [(matmul, "fp32_precision"), (cudnn.conv, "fp32_precision")]
+    return [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
 
 
 def function_of(form: LibraryForm) -> Any:

@@ -101,7 +101,14 @@ def pack(spec: KernelSpec, pattern: Contraction, sides: str, split: bool, width:
         return "no summed axis is read by itself on both sides"
     if spec.extent(depth) % width and sides != "ab":
         return "only both operands together can be padded"
-    return writer.packing(sides, depth)
+    try:
+        return writer.packing(sides, depth)
+    except _NoPacking as reason:
+        return str(reason)
+
+
+class _NoPacking(Exception):
+    """The reason why an operand cannot be copied."""
 
 
 class _Writer:
@@ -111,7 +118,6 @@ class _Writer:
         self.sizes: list[Size] = []
         self.taken = {*spec.operand, *spec.stmt, *(s.name for s in spec.sizes)}
         self.copies: dict[str, tuple[Packed, list[Stmt], tuple[Expr, ...]]] = {}
-        self.problem = ""
 
     def depth(self) -> str | None:
         """The summed axis that goes last: the longest that both operands read by itself."""
@@ -119,7 +125,7 @@ class _Writer:
         alone = [a for a in self.pattern.k if len(both) == 2 and all(Axis(a) in index for index in both)]
         return max(alone, key=self.spec.extent, default=None)
 
-    def packing(self, sides: str, depth: str) -> Packing | str:
+    def packing(self, sides: str, depth: str) -> Packing:
         spec, pattern = self.spec, self.pattern
         extent = -(-spec.extent(depth) // self.width) * self.width
         last = depth if extent == spec.extent(depth) else self._fresh(depth)
@@ -127,10 +133,7 @@ class _Writer:
             self.sizes.append(Size(last, extent))
         reads: dict[str, tuple[Expr, ...]] = {"a": (pattern.a,), "b": (pattern.b,)}
         for side in sides:
-            found = self._copied(reads[side][0], depth, last)
-            if found is None:
-                return self.problem
-            reads[side] = found
+            reads[side] = self._copied(reads[side][0], depth, last)
         k = (*(a for a in pattern.k if a != depth), last)
         over = Reduce("sum", k)
         stmt = replace(pattern.stmt, expr=Call("mul", (reads["a"][0], reads["b"][0])), over=over)
@@ -148,22 +151,19 @@ class _Writer:
         return name
 
     # ------------------------------------------------------------ one operand
-    def _copied(self, expr: Expr, depth: str, last: str) -> tuple[Expr, ...] | None:
-        """The reads of an operand's copies in its place; None (and `problem`) where it is more than a read."""
+    def _copied(self, expr: Expr, depth: str, last: str) -> tuple[Expr, ...]:
+        """The reads of an operand's copies in its place."""
         if not isinstance(expr, Load) or expr.tensor not in {o.name for o in self.spec.inputs}:
-            return self._no("an operand is more than a read of an input")
+            raise _NoPacking("an operand is more than a read of an input")
         if expr.other is not None and expr.other != Const(0.0):
-            return self._no("an operand is padded with another value than zero")
-        where = self._places(expr, depth, last)
-        if where is None:
-            return None
-        axes, source, index = where
+            raise _NoPacking("an operand is padded with another value than zero")
+        axes, source, index = self._places(expr, depth, last)
         kind = self.spec.dtype_of(expr.tensor)
         if expr.tensor in self.copies:  # the same tensor on both sides: one copy serves where it is read alike
             packed, stmts, _ = self.copies[expr.tensor]
             if self._alike(packed, axes, stmts, source, expr):
                 return tuple(Load(t, index) for t in packed.targets)
-            return self._no(f"{expr.tensor} is read in two ways")
+            raise _NoPacking(f"{expr.tensor} is read in two ways")
         value: Expr = Load(expr.tensor, source, Const(0.0) if last != depth else expr.other)
         stmts = list(self._statements(expr.tensor, axes, value, kind))
         targets = tuple(s.target for s in stmts)
@@ -185,9 +185,7 @@ class _Writer:
         own = next((s for s in self.sizes if s.name == axis), None)
         return own.typical if own is not None else self.spec.extent(axis)
 
-    def _places(
-        self, load: Load, depth: str, last: str
-    ) -> tuple[tuple[str, ...], tuple[Expr, ...], tuple[Expr, ...]] | None:
+    def _places(self, load: Load, depth: str, last: str) -> tuple[tuple[str, ...], tuple[Expr, ...], tuple[Expr, ...]]:
         """The copy's axes (the depth last), where in the input each lies, and where the contraction reads the copy."""
         axes: list[str] = []
         source: list[Expr] = []
@@ -200,7 +198,7 @@ class _Writer:
                 continue
             linear = self.algebra.linear(i)
             if not all(isinstance(a, Axis) for a in linear.coefficients) or Axis(depth) in linear.coefficients:
-                return self._no(f"{load.tensor} is read at computed places")
+                raise _NoPacking(f"{load.tensor} is read at computed places")
             low, high = self.algebra.interval(i)
             alone = isinstance(i, Axis) and i.name not in axes
             name = i.name if alone and isinstance(i, Axis) else self._fresh(f"{load.tensor}_{n}")
@@ -210,7 +208,7 @@ class _Writer:
             source.append(Axis(name) if not low else self.algebra.index(Axis(name) + int(low)))
             index.append(Axis(name) if alone else self.algebra.index(i - int(low)))
         if deep is None:
-            return self._no(f"{load.tensor} is not read along {depth}")
+            raise _NoPacking(f"{load.tensor} is not read along {depth}")
         return (*axes, last), tuple(source), (*index, Axis(last))
 
     def _statements(self, tensor: str, axes: tuple[str, ...], value: Expr, kind: DType) -> Iterator[Stmt]:
@@ -230,9 +228,6 @@ class _Writer:
             stem += "_"
         self.taken.add(stem)
         return stem
-
-    def _no(self, reason: str) -> None:
-        self.problem = reason
 
 
 __all__ = ["LAUNCH_US", "TERMS", "Packed", "Packing", "copies_us", "gather_us", "lies_wide", "pack", "products"]

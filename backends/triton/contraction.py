@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvc.arch import ArchSpec
 from kvc.dtypes import BF16, BOOL, F32, I8, I32, DType
 from kvc.emitter import Knob, Task
 from kvc.kernel import Axis, Call, Cast, Const, Expr, KernelSpec, Load
@@ -26,6 +27,7 @@ from .pointwise import bounds, close_flat, extent_product, is_wide, points_of, u
 from .source import KernelText, Knobs, SourceFile, kernel_name
 from .spelling import ATOM, TL
 
+LDS_BYTES_A_CLOCK = 128
 MIN_TILE = 16  # smallest side of tl.dot on every target
 
 
@@ -90,9 +92,10 @@ class Shape:
 def best_tile(task: Task, shape: Shape, kind: DType) -> dict[str, Knob]:
     """The largest square-ish tile that still gives every compute unit one."""
     nvidia = task.arch.vendor == "nvidia"
-    m = max(MIN_TILE, min(128, power_of_two(shape.m)))
+    largest = 256 if kind.bits == 16 and _starves_on_lds(task.arch) else 128
+    m = max(MIN_TILE, min(largest, power_of_two(shape.m)))
     # Two warp groups of Hopper share a tile of 128 x 256; on CDNA that many accumulators leave one wave a SIMD.
-    n = max(MIN_TILE, min(256 if nvidia and kind.bits == 16 else 128, power_of_two(shape.n)))
+    n = max(MIN_TILE, min(256 if nvidia and kind.bits == 16 else largest, power_of_two(shape.n)))
     if not _on_matrix_cores(kind):
         m, n = min(m, 32), min(n, 32)
     while m * n > 32 * 32 and shape.batch * -(-shape.m // m) * -(-shape.n // n) < task.arch.cu_count:
@@ -115,6 +118,13 @@ def best_tile(task: Task, shape: Shape, kind: DType) -> dict[str, Knob]:
     if task.arch.vendor == "amd" and _on_matrix_cores(kind):
         best |= {"waves_per_eu": 0, "matrix_instr_nonkdim": 16}
     return best
+
+
+def _starves_on_lds(arch: ArchSpec) -> bool:
+    """Whether tiles of 128 x 128 leave the matrix cores waiting for LDS: each of its bytes must serve more products
+    than there are in a row of such a tile, and LDS is large enough for larger ones."""
+    per_clock = arch.peak("bf16") * 1e3 / (arch.cu_count * arch.clock_ghz)  # operations of a compute unit
+    return arch.vendor == "amd" and per_clock / LDS_BYTES_A_CLOCK > 16 and arch.lds_bytes >= 128 << 10
 
 
 def fits(task: Task, chosen: dict[str, Knob], kind: DType) -> bool:
