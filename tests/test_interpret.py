@@ -1,5 +1,7 @@
 """The reference interpreter against torch."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,3 +120,10 @@ def test_composites_equal_torch(name: str) -> None:
     kwargs = {"approximate": "tanh"} if name == "gelu_tanh" else {}
     y = run(f"kernel f(x: f32[n=201]) -> (y: f32[n]) {{ y[n] = {name}(x[n]) }}", x=x)["y"]
     assert close(y, function(x.double(), **kwargs), 1e-7)
+
+
+@pytest.mark.parametrize(("name", "low"), [("bessel_i0", math.inf), ("bessel_i1", -math.inf), ("bessel_i0e", 0.0)])
+def test_bessel_functions_have_their_limits(name: str, low: float) -> None:
+    x = torch.tensor([-math.inf, math.inf])
+    y = run(f"kernel f(x: f32[n=2]) -> (y: f32[n]) {{ y[n] = {name}(x[n]) }}", x=x)["y"]
+    assert y.tolist() == [low, 0.0 if name == "bessel_i0e" else math.inf]

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import torch
 
 MAX_POINTS = 1 << 24  # largest intermediate that is evaluated at once
+#: What a function of an infinity is, where torch on a CPU multiplies infinity by zero and says NaN.
+_AT_INFINITY = {"bessel_i0": "abs", "bessel_i1": "positive"}
 
 
 @dataclass(frozen=True)
@@ -417,7 +419,10 @@ class _Run:
         cast = [d if fn == "where" and n == 0 else d.to(to) for n, d in enumerate(data)]
         if fn == "where":
             cast[0] = cast[0].to(torch.bool)
-        return Value(attrgetter(function.torch)(torch)(*cast), axes)
+        result = attrgetter(function.torch)(torch)(*cast)
+        if fn in _AT_INFINITY:
+            result = torch.where(cast[0].isinf(), getattr(torch, _AT_INFINITY[fn])(cast[0]), result)
+        return Value(result, axes)
 
     @staticmethod
     def literal(const: Const, to: torch.dtype) -> Value:
