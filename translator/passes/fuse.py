@@ -384,6 +384,9 @@ class Fusion:
 
     def _form_attention(self, composite: Composite) -> None:
         """Join what lies between two contractions around a softmax, where the target writes that as one kernel."""
+        kinds = {s.dtype.name for s in self.whole.body} | {o.dtype.name for o in self.whole.inputs}
+        if not kinds & composite.dtypes:
+            return
         contractions = [t for t in self.position if self._is_contraction(t)]
         for target in contractions:
             after = self._until_contractions(target, set(contractions))
@@ -415,8 +418,10 @@ class Fusion:
         for t in sorted((after | set(self.readers[output])) - contractions - found, key=self.position.__getitem__):
             own = {r for r in self.reads[t] if r in after or r in found}
             stmt = self.whole.stmt[t]
+            if not own <= found:
+                continue
             is_after = output in self._before(t, after | {t})
-            if own <= found and (not is_after or (stmt.over is None and self.whole.shape_of(t) == domain)):
+            if not is_after or (stmt.over is None and self.whole.shape_of(t) == domain):
                 found.add(t)
         return found
 
