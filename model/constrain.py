@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from kvc.model.frame import NO_HELPERS
 from kvc.model.languages import LANGUAGES
 from kvc.model.sizes import FUNCTIONS
 from kvc.model.tokenizer import Tokenizer
@@ -31,7 +32,8 @@ class Guard:
     def __init__(self, prompt: str, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._text = tokenizer, ""
         self._declared = frozenset(_IN_PROMPT.findall(prompt))
-        self._helpers = tuple(LANGUAGES[name].helpers) if (name := prompt.split(" ", 1)[0]) in LANGUAGES else ()
+        target = prompt.split(" ", 1)[0]
+        self._helpers = (*NO_HELPERS, *(LANGUAGES[target].helpers if target in LANGUAGES else ()))
         self._knobs: frozenset[str] = frozenset()
         self._in_head = True
 

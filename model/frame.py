@@ -33,6 +33,8 @@ from kvc.model.sizes import NotAFrame, evaluate, substitute
 
 #: No kernel of the vault is near these; a text beyond them is not worth compiling.
 MAX_TEXT, MAX_LAUNCHES, MAX_SCRATCH_ELEMENTS = 1 << 16, 64, 1 << 34
+#: `use nothing`: the text names something that is called like a helper and is none.
+NO_HELPERS = ("nothing",)
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
@@ -172,7 +174,7 @@ def assemble(frame: Frame, asked: Asked, target: str, origin: Origin) -> Candida
 def _code(frame: Frame, lang: Language) -> str:
     """Includes or imports, constants, helpers and the kernel's own text, in the order of the target's files."""
     helpers = []
-    for name in frame.uses or needed(frame.body, lang):
+    for name in () if frame.uses == NO_HELPERS else frame.uses or needed(frame.body, lang):
         if name not in lang.helpers:
             raise NotAFrame(f"no helper {name[:40]!r}")
         helpers.append(lang.helpers[name])

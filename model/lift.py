@@ -19,7 +19,7 @@ from itertools import islice
 from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Emitter, Knob, Launch
 from kvc.kernel import KernelSpec, Size
-from kvc.model.frame import Frame, Run, assemble, needed, parse
+from kvc.model.frame import NO_HELPERS, Frame, Run, assemble, needed, parse
 from kvc.model.languages import Language, language, paragraphs, without_header
 from kvc.model.prompt import Asked, spec_text
 from kvc.model.sizes import NotAFrame, evaluate
@@ -161,8 +161,8 @@ def _plain(candidate: Candidate, lang: Language) -> Frame:
     runs = tuple(_run(launch, shared, candidate.task.arch.wave_size, lang) for launch in candidate.launches)
     scratch = tuple((s.name, s.dtype, str(s.numel)) for s in candidate.workspace)
     body = "\n\n".join(parts)
-    if list(needed(body, lang)) == uses:  # nothing has to be said about them
-        uses = []
+    implied = list(needed(body, lang))
+    uses = [] if implied == uses else uses or list(NO_HELPERS)  # what is implied need not be said
     return Frame(candidate.schedule, candidate.knobs, scratch, runs, tuple(uses), body)
 
 
@@ -201,7 +201,7 @@ def _origins(candidate: Candidate, emitter: Emitter, base: Frame, lang: Language
     marked = re.compile(f"{MARK.pattern}|{_NUMBER.pattern}")
     if _blank(marked.sub("0", "\n".join(texts))) != _blank("\n".join(skeleton[:-1])):
         return nothing
-    found = [trace.texts[int(m[1])] if m[1] else None for text in texts for m in marked.finditer(text)]
+    found = [trace.expression(m) if m[1] else None for text in texts for m in marked.finditer(text)]
     if len(found) != len(numbers):
         return nothing
     names = asked_names(candidate)

@@ -20,8 +20,15 @@ Monomial = tuple[str, ...]
 Terms = dict[Monomial, int]
 #: A polynomial of more terms is no stride and no offset.
 MOST_TERMS = 6
-_OPEN, _CLOSE = "\N{LEFT WHITE SQUARE BRACKET}", "\N{RIGHT WHITE SQUARE BRACKET}"
-MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+#: Zeros of 31 scripts. A mark is two of them, which number the expression, and the value in digits of the first script:
+#: to Python a numeral of that value (`isdigit`, `int`), as emitters ask their texts, and no other text of a kernel.
+_ZEROS = "".join(map(chr, (
+    0x660, 0x6F0, 0x7C0, 0x966, 0x9E6, 0xA66, 0xAE6, 0xB66, 0xBE6, 0xC66, 0xCE6, 0xD66, 0xE50, 0xED0, 0xF20, 0x1040,
+    0x17E0, 0x1810, 0x1946, 0x19D0, 0x1B50, 0x1BB0, 0x1C40, 0x1C50, 0xA620, 0xA8D0, 0xA900, 0xA9D0, 0xAA50, 0xABF0,
+    0xFF10,
+)))  # fmt: skip
+_DIGITS = str.maketrans({str(n): chr(ord(_ZEROS[0]) + n) for n in range(10)})
+MARK = re.compile(f"([{_ZEROS}][{_ZEROS}])[{chr(ord(_ZEROS[0]))}-{chr(ord(_ZEROS[0]) + 9)}]+")
 _AXIS = re.compile(r"d([0-9]+)$")
 
 
@@ -33,11 +40,20 @@ class Trace:
     numbers: dict[str, int] = field(default_factory=dict)
     known: dict[int, set[str]] = field(default_factory=dict)
 
-    def mark(self, text: str) -> str:
+    def mark(self, text: str, value: int) -> str:
+        """What stands for an expression of a value; the plain number where there are too many expressions."""
         if text not in self.numbers:
+            if len(self.texts) == len(_ZEROS) ** 2:
+                return str(value)
             self.numbers[text] = len(self.texts)
             self.texts.append(text)
-        return f"{_OPEN}{self.numbers[text]}{_CLOSE}"
+        high, low = divmod(self.numbers[text], len(_ZEROS))
+        return _ZEROS[high] + _ZEROS[low] + str(value).translate(_DIGITS)
+
+    def expression(self, mark: re.Match[str]) -> str:
+        """The expression of a mark (a match of MARK)."""
+        high, low = map(_ZEROS.index, mark[1])
+        return self.texts[high * len(_ZEROS) + low]
 
     def only(self, value: int) -> str | None:
         """The expression of a value, where a single one had it."""
@@ -73,7 +89,8 @@ class Traced(int):
         trace = _current.get()
         if trace is None:
             return int.__repr__(self)
-        return f"-{trace.mark(_text(_scaled(self.terms, -1)))}" if self < 0 else trace.mark(self.text)
+        value = int(self)
+        return f"-{trace.mark(_text(_scaled(self.terms, -1)), -value)}" if value < 0 else trace.mark(self.text, value)
 
     __str__ = __repr__
 

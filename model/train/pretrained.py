@@ -76,7 +76,12 @@ def _of_gguf(path: Path) -> dict[str, Any]:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except ImportError as error:
         raise KvcError("KVC0501", f"{error.name or 'gguf'} is not installed", hint="pip install gguf") from None
-    return {"model": model, "processing_class": tokenizer}
+    config = model.config
+    if hasattr(config, "quantization_config"):  # what is dense now may be trained, but says that it is not
+        del config.quantization_config
+    dense = type(model)(config).to(dtype)
+    dense.load_state_dict(model.state_dict())
+    return {"model": dense, "processing_class": tokenizer}
 
 
 def _on_disk(start: dict[str, Any], folder: Path) -> dict[str, Any]:

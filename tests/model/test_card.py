@@ -34,10 +34,7 @@ def test_a_card_holds_the_figures_of_the_run(tmp_path: Path) -> None:
     assert text.startswith("---\nlicense: apache-2.0\n") and "# shipped" in text
     assert "| training | 350 M tokens in 400 s, last loss 0.05 |" in text and "int8, 3.0 MiB" in text
     assert "| hip | 2 | 50.0 %" in text and "@2 100.0 %" in text and "1 of 2 verified answers are near-copies" in text
-    assert (
-        "2 steps of GRPO; right answers: 0.5 of all first, 0.75 last" in text
-        and "| examples | 1,200 |" in text
-    )
+    assert "2 steps of GRPO; right answers: 0.5 of all first, 0.75 last" in text and "| examples | 1,200 |" in text
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
