@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvc import special
+from kvc.special import bessel_i0e, bessel_i1e, digamma, trigamma
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ FUNCTIONS: dict[str, Function] = {
         _composite("mish", 1, lambda x: x * _call("tanh", _call("softplus", x))),
         _composite("hardsigmoid", 1, lambda x: _call("minimum", _call("maximum", x + 3.0, 0.0), 6.0) / 6.0),
         _composite("hardswish", 1, lambda x: x * _call("minimum", _call("maximum", x + 3.0, 0.0), 6.0) / 6.0),
-        _composite("digamma", 1, special.digamma),
-        _composite("trigamma", 1, special.trigamma),
-        _composite("bessel_i0e", 1, special.bessel_i0e),
-        _composite("bessel_i1e", 1, special.bessel_i1e),
+        _composite("digamma", 1, digamma),
+        _composite("trigamma", 1, trigamma),
+        _composite("bessel_i0e", 1, bessel_i0e),
+        _composite("bessel_i1e", 1, bessel_i1e),
     )
 }
 

@@ -31,10 +31,15 @@ def _table(
     return k.round(k.define(F64, axes, value if scale == 1.0 else value * scale), dtype)
 
 
-def _quarters(out: Expr | None, part: Expr | None) -> Expr:
+def _quarters(out: Sequence[Expr], part: Sequence[Expr]) -> Expr:
     """The quarter turns by which a table's cosine is ahead: a product with cos(a) + i sin(a) takes cos(a) from a part
-    to itself, sin(a) from the real part to the imaginary one and -sin(a) back. None is the real part."""
-    return (out if out is not None else Const(0)) * -1 + (part if part is not None else Const(0))
+    to itself, sin(a) from the real part to the imaginary one and -sin(a) back. No axis is the real part."""
+    turned: Expr = Const(0)
+    for axis in part:
+        turned = turned + axis
+    for axis in out:
+        turned = turned - axis
+    return turned
 
 
 def _split(points: int) -> int:
@@ -66,7 +71,7 @@ def _direct(
     n, j = k.axis(min(points, x.shape[dim]), "k"), k.axis(bins, "n")
     part = (k.axis(2, "c"),) if pair else ()
     out = () if real else (k.axis(2, "p"),)
-    quarters = _quarters(*(out or (None,)), *(part or (None,)))
+    quarters = _quarters(out, part)
     table = _table(k, x.dtype, (n, *part, j, *out), n * j * sign, points, quarters, scale)
     value = x[(*before, n, *after, *part)] * table[(n, *part, j, *out)]
     return k.define(x.dtype, (*before, j, *after, *out), value, k.sum(n, *part))
@@ -84,7 +89,7 @@ def _staged(
     before, after = _around(k, x, pair, dim)
     n1, n2, j1 = k.axis(count1, "k"), k.axis(count2, "m"), k.axis(count1, "n")
     part, out = ((k.axis(2, "c"),) if pair else ()), k.axis(2, "p")
-    table = _table(k, x.dtype, (n1, *part, j1, out), n1 * j1 * sign, count1, _quarters(out, *(part or (None,))), 1.0)
+    table = _table(k, x.dtype, (n1, *part, j1, out), n1 * j1 * sign, count1, _quarters((out,), part), 1.0)
     index = (*before, n2 + count2 * n1, *after, *part)
     given = x[index] if x.shape[dim] >= points else x.at(index, other=0.0)
     first = k.define(
@@ -123,7 +128,7 @@ def _second(
     outs = () if real else (k.axis(2, "p"),)
     own = (j1,) if merged else ()
     steps = n2 * (j1 + count1 * j2) * sign if merged else n2 * j2 * sign
-    quarters = _quarters(*(outs or (None,)), part)
+    quarters = _quarters(outs, (part,))
     table = _table(k, first.dtype, (*own, n2, part, j2, *outs), steps, points if merged else count2, quarters, scale)
     value = first[(*before, n2, j1, *after, part)] * table[(*own, n2, part, j2, *outs)]
     return k.define(first.dtype, (*before, j2, j1, *after, *outs), value, k.sum(n2, part))
@@ -148,9 +153,8 @@ def mirrored(k: Builder, x: Tensor, dim: int, points: int, sign: int, scale: flo
     j = k.axis(points, "n")
     single = call("or", call("eq", n, 0), call("eq", n * 2, points))
     weight = call("where", single, Cast(F64, Const(scale)), Cast(F64, Const(2.0 * scale)))
-    table = _table(k, x.dtype, (n, c, j), n * j * sign, points, _quarters(None, c), weight)
-    value = x[(*before, n, *after, c)] * table[(n, c, j)]
-    return k.define(x.dtype, (*before, j, *after), value, k.sum(n, c))
+    table = _table(k, x.dtype, (n, c, j), n * j * sign, points, _quarters((), (c,)), weight)
+    return k.define(x.dtype, (*before, j, *after), x[(*before, n, *after, c)] * table[(n, c, j)], k.sum(n, c))
 
 
 # ---------------------------------------------------------------- ATen's three transforms

@@ -109,15 +109,19 @@ def apply(whole: KernelSpec, fusion: Fusion, choice: Choice) -> tuple[KernelSpec
             copy = Stmt(copies[c.weight], whole.dtype_of(c.weight.tensor), own, c.weight)
             body = {copy.target: copy, **body} if c.weight.tensor not in body else _after(body, copy, c.weight.tensor)
             fusion.insert(copy)
-        name, old = copies[c.weight], c.weight
-        packed = Load(name, tuple(Axis(a) for a in own), None)
-
-        def visit(expr: Expr, old: Load = old, packed: Load = packed) -> Expr:
-            return packed if expr == old else expr
-
-        body[c.stmt.target] = body[c.stmt.target].map(lambda root, visit=visit: transform(root, visit))
-        fusion.redirect(c.stmt.target, old.tensor, name)
+        name = copies[c.weight]
+        body[c.stmt.target] = _reading(body[c.stmt.target], c.weight, Load(name, tuple(Axis(a) for a in own), None))
+        fusion.redirect(c.stmt.target, c.weight.tensor, name)
     return replace(whole, body=tuple(body.values())), made_for
+
+
+def _reading(stmt: Stmt, old: Load, new: Load) -> Stmt:
+    """The statement with one of its reads exchanged."""
+
+    def visit(expr: Expr) -> Expr:
+        return new if expr == old else expr
+
+    return stmt.map(lambda root: transform(root, visit))
 
 
 def _after(body: dict[str, Stmt], stmt: Stmt, tensor: str) -> dict[str, Stmt]:
