@@ -376,8 +376,8 @@ def _lifted(
     candidate: Candidate, base: Frame, asked: Asked, lang: Language, witnesses: Sequence[Witness],
     origins: Sequence[str | None],
 ) -> Frame:  # fmt: skip
-    """The frame with each number that follows from sizes and knobs as an expression: in the kernel the one that the
-    rule made it by, in the launches the one that fits under other knobs too."""
+    """The frame with each number that follows from sizes and knobs as an expression: the one that the rule made it by,
+    else one that fits all witnesses."""
     _, numbers, first = _numbers(base)
     domains, wave = domains_of(asked.spec), asked.task.arch.wave_size
     own = Witness(asked, candidate, numbers, True)
@@ -404,7 +404,7 @@ def _lifted(
 
     def replaced(found: re.Match[str]) -> str:
         at = next(position)
-        text = (expression(at) or origins[at]) if at < first else (origins[at] or expression(at))
+        text = origins[at] or expression(at)
         if text is None:
             return found[0]
         is_glued = found.end() < len(found.string) and found.string[found.end()].isalnum()  # 64LL
