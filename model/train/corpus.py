@@ -55,6 +55,8 @@ class Corpus:
 RANK_WEIGHT = {"best": 1.0, "good": 0.6, "any": 0.4}
 #: ... and a prompt that leaves the choice among many open.
 OPEN_WEIGHT = 0.1
+#: ... and one of a changed spec (kvc.model.augment), whose "best" is the rules' first guess and not measured.
+CHANGED_WEIGHT = 0.5
 
 
 def tokenise(examples: Iterable[Example], tokenizer: Tokenizer, longest: int = BUCKETS[-1]) -> Corpus:
@@ -73,7 +75,7 @@ def tokenise(examples: Iterable[Example], tokenizer: Tokenizer, longest: int = B
                 }  # fmt: skip
             continue
         answer = [*tokenizer.encode(e.answer), EOS]
-        weight = RANK_WEIGHT[e.rank]
+        weight = RANK_WEIGHT[e.rank] * (1.0 if e.structure else CHANGED_WEIGHT)
         drawn = {text: weight * 0.5 / len(e.more) for text in e.more} | {e.prompt: weight}
         if e.rank != "best":  # and now and then the choice is left open, so that it can be sampled
             drawn[without_setting(e.prompt)] = OPEN_WEIGHT
