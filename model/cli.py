@@ -210,7 +210,7 @@ def quantise(
     from kvc.model.shape import Shape
     from kvc.model.train import checkpoint
 
-    arrays, state = checkpoint.load(run if (run / checkpoint.INDEX).is_file() else run / "checkpoint")
+    arrays, state = checkpoint.load(checkpoint.place(run) or run)
     out.mkdir(parents=True, exist_ok=True)
     weights.save(weights.from_float(Shape.from_json(state["shape"]), arrays), out / "model.safetensors")
     (out / "tokenizer.json").write_text((run / "tokenizer.json").read_text(encoding="utf-8"), encoding="utf-8")
@@ -255,12 +255,12 @@ def rl(
     """Reinforcement learning: GRPO whose reward is execution."""
     from dataclasses import replace
 
+    from kvc.model.train import checkpoint
     from kvc.model.train.recipe import read
-    from kvc.model.writer import is_small
 
     made = read(recipe)
     made = replace(made, lora=replace(made.lora, rank=lora)) if lora >= 0 else made
-    if is_small(Path(base)):
+    if checkpoint.place(Path(base)) is not None:
         from kvc.model.train.grpo import Run, train
 
         train(Run(made, Path(base), data_, out, seconds, executor, device, state, patience, jobs))

@@ -196,7 +196,7 @@ def _pointer(memory: Any, placed: dict[int, tuple[Any, Any]], value: Any) -> int
     if storage.nbytes() == 0:
         return 0
     if start not in placed:
-        view = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),)).numpy()
+        view = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).numpy()
         buffer = memory.alloc(storage.nbytes(), fill=b"\0", name=f"tensor{len(placed)}")
         buffer.bytes[: len(view)] = view.view(np.uint8)
         placed[start] = buffer, view
@@ -241,7 +241,7 @@ def simulated(arch_name: str) -> Iterator[SimulatorDriver]:
     if hasattr(hook, "add"):
         hook.add(made.before_load)
     else:
-        knobs.runtime.kernel_load_start_hook = made.before_load  # type: ignore[assignment]
+        knobs.runtime.kernel_load_start_hook = made.before_load
     stream = SimpleNamespace(cuda_stream=0)
     properties = SimpleNamespace(
         name=arch_name, multi_processor_count=made.arch.cu_count, gcnArchName=arch_name, total_memory=1 << 36, major=9,

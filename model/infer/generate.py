@@ -79,7 +79,7 @@ def generate(
     answer. Deterministic: an answer depends on its prompt, its seed and the sampling alone, but for the last bits of
     sums that are taken in another order for another number of rows. `guards`: what each answer may hold."""
     answers: dict[int, Answer] = {}
-    kept = guards or [None] * len(prompts)
+    kept: Sequence[Guard | None] = guards or [None] * len(prompts)
     waiting = [_Sequence(p, np.random.default_rng(seeds[n]), n, kept[n]) for n, p in enumerate(prompts)][::-1]
     active: dict[int, _Sequence] = {}
     while waiting or active:

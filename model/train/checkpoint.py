@@ -52,6 +52,11 @@ def save(folder: Path, arrays: Mapping[str, np.ndarray], state: dict[str, Any], 
         stale.unlink()
 
 
+def place(folder: Path) -> Path | None:
+    """Where in a folder of a run the checkpoint is: at its top, as a session leaves it, or in checkpoint/."""
+    return next((p for p in (folder, folder / "checkpoint") if (p / INDEX).is_file()), None)
+
+
 def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(data)

@@ -204,8 +204,11 @@ def loss_of(
 
 
 def load(folder: Path, device: str) -> tuple[Decoder, Shape]:
-    """The float checkpoint of a training run."""
-    arrays, state = checkpoint.load(folder / "checkpoint")
+    """The float checkpoint of a training run. KVC0101 where there is none."""
+    found = checkpoint.place(folder)
+    if found is None:
+        raise KvcError("KVC0101", f"{folder} holds no checkpoint", hint="kvc model train session or sft leaves one")
+    arrays, state = checkpoint.load(found)
     shape = Shape.from_json(state["shape"])
     network = Decoder(shape)
     network.load_state_dict({n: torch.from_numpy(np.array(arrays[n])) for n, _ in network.named_parameters()})

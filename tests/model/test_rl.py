@@ -93,6 +93,17 @@ def test_a_run_ends_with_its_seconds(
     assert len(rows) == 1 and rows[0]["answers"] == 0 and rows[0]["loss"] == 0.0
 
 
+def test_the_flat_folder_that_a_session_leaves_is_a_base(base: Path, tmp_path: Path) -> None:
+    import shutil
+
+    flat = tmp_path / "flat"
+    shutil.copytree(base / "checkpoint", flat)
+    assert checkpoint.place(flat) == flat and checkpoint.place(base) == base / "checkpoint"
+    assert grpo.load(flat, "cpu")[1] == SHAPE
+    with pytest.raises(KvcError, match="KVC0101"):
+        grpo.load(tmp_path / "nowhere", "cpu")
+
+
 def test_without_examples_there_is_nothing_to_learn(base: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(KvcError, match="KVC0101"):
