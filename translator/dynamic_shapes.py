@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from kvc.diagnostics import KvcError
@@ -174,19 +175,20 @@ class Family:
     told: set[str] = field(default_factory=set)
     own: int = 0  # translations that needed a kernel for their sizes alone
     known: set[str] = field(default_factory=set)  # hashes of the specs that have a kernel
+    _seen: dict[str, list[KernelSpec]] = field(default_factory=dict)  # with a kernel for their sizes alone, by name
     _artifacts: dict[str, Artifact | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, first: Plan, second: Plan) -> None:
-        """Take in the kernels that two plans of the graph, at different sizes, share."""
-        mine = [s for s in first.steps if isinstance(s, Invoke)]
-        theirs = [s for s in second.steps if isinstance(s, Invoke)]
-        if len(mine) != len(theirs):
-            self.reasons["all"] = "it is cut otherwise at other sizes"
-            return
-        for a, b in dict.fromkeys(zip((s.kernel for s in mine), (s.kernel for s in theirs), strict=True)):
-            spec = first.kernels[a]
-            found = generalised(spec, second.kernels[b])
+        """Take in the kernels that two plans of the graph, at different sizes, share. Where the graph is cut otherwise
+        at some place, kernels before and after it are still told by their names, in order."""
+        mine, theirs = (_invoked(plan) for plan in (first, second))
+        blocks = SequenceMatcher(None, [s.name for s in mine], [s.name for s in theirs], False).get_matching_blocks()
+        pairs = [(mine[a + n], theirs[b + n]) for a, b, size in blocks for n in range(size)]
+        if len(pairs) < max(len(mine), len(theirs)):
+            self.reasons["some kernels"] = "it is cut otherwise at other sizes"
+        for spec, other in dict.fromkeys(pairs):
+            found = generalised(spec, other)
             if isinstance(found, str):
                 self.reasons[spec.name] = found
             elif not found.is_static:
@@ -196,31 +198,43 @@ class Family:
         self, task: Task, target: Target, options: Options, bench: Bench, store: Store | None
     ) -> tuple[Artifact | None, list[Attempt]]:
         """The artifact of a symbolic kernel at the sizes of a task; None where none covers it."""
-        for key, spec in self.specs.items():
-            sizes = sizes_for(spec, task.spec)
-            if sizes is None:
-                continue
+        for key, spec, sizes in self._covering(task.spec):
             with self._lock:
                 general, attempts = self._verified(key, replace(task, spec=spec), target, options, bench, store)
             if general is not None:
                 self.known.add(task.spec.hash)
                 return at_sizes(general, sizes, task.spec, target), attempts
-        if task.spec.name not in self.reasons and self.specs:
-            self.reasons[task.spec.name] = "no kernel with symbolic sizes covers these"
         return None, []
+
+    def _covering(self, concrete: KernelSpec) -> Iterator[tuple[str, KernelSpec, dict[str, int]]]:
+        """Symbolic specs that a spec is an instance of: known ones, then what it shares with the spec of that name at
+        sizes that came before."""
+        for key, spec in list(self.specs.items()):
+            sizes = sizes_for(spec, concrete)
+            if sizes is not None:
+                yield key, spec, sizes
+        for earlier in self._seen.get(concrete.name, ()):
+            found = generalised(earlier, concrete)
+            if isinstance(found, KernelSpec) and not found.is_static and found.hash not in self.specs:
+                sizes = sizes_for(found, concrete)
+                if sizes is not None:
+                    self.specs[found.hash] = found
+                    yield found.hash, found, sizes
 
     def took(self, specs: Iterable[KernelSpec]) -> None:
         """Count a translation whose kernels are for these specs."""
-        hashes = {spec.hash for spec in specs}
-        self.own += not hashes <= self.known
-        self.known |= hashes
+        new = [spec for spec in specs if spec.hash not in self.known]
+        self.own += bool(new)
+        for spec in new:
+            self.known.add(spec.hash)
+            self._seen.setdefault(spec.name, []).append(spec)
 
     def news(self) -> Iterator[str]:
         """Why kernels have their sizes fixed, each reason once."""
         for name, reason in list(self.reasons.items()):
             if name not in self.told:
                 self.told.add(name)
-                yield f"{name}: {reason}" if name != "all" else reason
+                yield reason if name == "all" else f"{name}: {reason}"
 
     def _verified(
         self, key: str, task: Task, target: Target, options: Options, bench: Bench, store: Store | None
@@ -233,6 +247,11 @@ class Family:
             told = "; ".join(f"{a.emitter}: {a.reason or _rejection(a)}" for a in attempts)
             self.reasons[task.spec.name] = f"no emitter writes it with symbolic sizes ({told})"
         return found, attempts
+
+
+def _invoked(plan: Plan) -> list[KernelSpec]:
+    """The specs of a plan's kernels in the order in which they run, prologue included."""
+    return [plan.kernels[s.kernel] for s in plan.steps if isinstance(s, Invoke)]
 
 
 def _rejection(attempt: Attempt) -> str:
