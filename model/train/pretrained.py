@@ -72,7 +72,7 @@ def _of_gguf(path: Path) -> dict[str, Any]:
         raise KvcError("KVC0101", f"no {path}")
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except ImportError as error:
         raise KvcError("KVC0501", f"{error.name or 'gguf'} is not installed", hint="pip install gguf") from None
@@ -142,7 +142,7 @@ def _mark(recipe: Recipe, out: Path, base: str, trainer: Any, seconds: float = 0
     import torch
 
     state = trainer.state
-    took = next((r for r in reversed(state.log_history) if "train_runtime" in r), {})
+    took: dict[str, Any] = next((r for r in reversed(state.log_history) if "train_runtime" in r), {})
     facts = {
         "prompt": "frame", "recipe": recipe.name, "base": base, "steps": state.global_step,
         "seconds": round(took.get("train_runtime", seconds), 1), "tokens": state.num_input_tokens_seen,
