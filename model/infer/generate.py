@@ -158,6 +158,20 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, gua
     order = np.argsort(-p, kind="stable")
     kept = order[: int(np.searchsorted(np.cumsum(p[order]), sampling.top_p)) + 1]
     if guard is not None:
-        allowed = [t for t in kept[:TRIES] if t == EOS or guard.allows(int(t))]
-        kept = np.asarray(allowed) if allowed else kept
+        kept = _allowed(order, p, sampling.top_p, guard) or kept
     return int(rng.choice(kept, p=p[kept] / p[kept].sum()))
+
+
+def _allowed(order: np.ndarray, p: np.ndarray, top_p: float, guard: Guard) -> list[int]:
+    """The likeliest allowed tokens, to `top_p` of what refused ones leave; none where TRIES tokens hold none."""
+    found: list[int] = []
+    mass, left = 0.0, 1.0
+    for token in map(int, order[:TRIES]):
+        if token == EOS or guard.allows(token):
+            found.append(token)
+            mass += float(p[token])
+        else:
+            left -= float(p[token])
+        if mass >= top_p * left:
+            break
+    return found
