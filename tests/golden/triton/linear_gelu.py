@@ -11,7 +11,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 BLOCK_M: tl.constexpr = tl.constexpr(32)
 BLOCK_N: tl.constexpr = tl.constexpr(32)
@@ -20,8 +19,17 @@ GROUP_M: tl.constexpr = tl.constexpr(8)
 
 
 @triton.jit
-def gelu(x):
-    return 0.5 * x * (1.0 + libdevice.erf(x * 0.7071067811865476))
+def gelu_16(x):
+    a = tl.minimum(tl.abs(x), 15.0)
+    p = tl.fma(a, 3.899709000165785e-08, -2.304740974068409e-06)
+    p = tl.fma(a, p, 5.870432869414799e-05)
+    p = tl.fma(a, p, -0.0008549722260795534)
+    p = tl.fma(a, p, 0.008024835027754307)
+    p = tl.fma(a, p, -0.05257214605808258)
+    p = tl.fma(a, p, -0.46027836203575134)
+    p = tl.fma(a, p, -1.1503711938858032)
+    tail = tl.exp2(tl.fma(a, p, -1.0000678300857544))
+    return x * tl.where(x < 0.0, tail, 1.0 - tail)
 
 
 @triton.jit
@@ -48,4 +56,4 @@ def linear_gelu(x_ptr, w_ptr, b_ptr, y_ptr):
         acc = tl.dot(x, w, acc, input_precision="ieee")
     b = tl.load(b_ptr + column, mask=column_in, other=0.0).to(tl.float32)
     u = (acc + b).to(tl.bfloat16).to(tl.float32)
-    tl.store(y_ptr + row * 130 + column, gelu(u).to(tl.bfloat16), mask=row_in & column_in)
+    tl.store(y_ptr + row * 130 + column, gelu_16(u).to(tl.bfloat16), mask=row_in & column_in)
