@@ -121,3 +121,39 @@ def test_roundings_of_equal_terms_add_up(seed: int) -> None:
 
     candidate, bench = bench_for(LINES, in_turn)
     assert isinstance(judge(candidate, replace(bench, seed=seed)), Verified)
+
+
+MASKED = """kernel masked(s: f32[m=20,n=40], v: f32[n,e=9]) -> (y: f32[m,e]) {
+  u: f32[m,n] = where(n <= m, s[m,n], -inf)
+  top: f32[m] = max(n) u[m,n]
+  c: f32[m,n] = exp(u[m,n] - top[m])
+  y[m,e] = sum(n) c[m,n] * v[n,e]
+}"""
+
+
+def skipping(spec, buffers: Buffers, seed: int) -> None:
+    """Never visits what is masked."""
+    inputs = inputs_of(spec, buffers)
+    y = torch.zeros(20, 9)
+    for m in range(20):
+        s = inputs["s"][m, : m + 1]
+        y[m] = torch.exp(s - s.max()) @ inputs["v"][: m + 1]
+    store(spec, buffers, {"y": y})
+
+
+def swallowing(spec, buffers: Buffers, seed: int) -> None:
+    """Takes NaN for zero wherever it is."""
+    inputs = inputs_of(spec, buffers)
+    y = interpret(spec, {**inputs, "v": inputs["v"].nan_to_num(0.0, 0.0, 0.0)}, "working")["y"]
+    store(spec, buffers, {"y": y})
+
+
+def test_masked_values_need_not_be_visited() -> None:
+    candidate, bench = bench_for(MASKED, skipping)
+    assert isinstance(judge(candidate, bench), Verified)
+
+
+def test_values_that_count_are_not_swallowed() -> None:
+    candidate, bench = bench_for(MASKED, swallowing)
+    verdict = judge(candidate, bench)
+    assert isinstance(verdict, Rejected) and verdict.diagnostic.code == "KVC0706"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvc.interpret import NUDGE, UNDEFINED, interpret, nudged
 from kvc.kernel import Cast, KernelSpec, walk
 from kvc.verify.inputs import INPUT_SETS, MAX_NONFINITE, Domain, domains, draw, nonfinite
+from kvc.verify.masked import without_masked
 from kvc.verify.roundings import alternatives
 
 if TYPE_CHECKING:
@@ -106,6 +107,14 @@ class Examiner:
             return {}
         runs = [interpret(self.spec, reference.inputs, "working", undefined=fill) for fill in UNDEFINED]
         return {o.name: _differ([run[o.name] for run in runs]) for o in self.spec.outputs}
+
+    def unmasked(self, reference: Reference) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+        """Oracle and working interpretation where masked terms are never visited (kvc.verify.masked); None where the
+        spec masks nothing."""
+        spec = without_masked(self.spec)
+        if spec is None:
+            return None
+        return interpret(spec, reference.inputs), interpret(spec, reference.inputs, "working")
 
     @cached_property
     def unrounded(self) -> dict[str, dict[str, torch.Tensor]]:
