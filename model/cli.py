@@ -84,12 +84,15 @@ def tokens(
     out: OutFolder,
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, max=65535)] = 4096,
     longest: Annotated[int, typer.Option("--longest", help="Tokens of a sequence; longer ones are left out.")] = 4096,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use, for a model that goes on learning.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Train the tokenizer on examples, and tokenise them: OUT/tokenizer.json and OUT/corpus.npz."""
     from kvc.model.train.prepare import prepare
 
-    summary = prepare(examples, out, vocabulary, longest)
+    summary = prepare(examples, out, vocabulary, longest, tokenizer)
     if as_json:
         print_json(summary)
     else:

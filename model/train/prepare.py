@@ -10,16 +10,23 @@ from kvc.model.dataset import read
 from kvc.model.tokenizer import Tokenizer, train
 from kvc.model.train.corpus import tokenise
 
-#: Texts that the tokenizer is trained on, at most.
+#: Examples that the tokenizer is trained on, about.
 TEXTS = 30_000
 
 
-def prepare(examples: Path, out: Path, vocabulary: int, longest: int) -> dict[str, Any]:
-    """Write the two files; gives counts and the tokens of prompts and answers by target: median and 95th percentile."""
+def prepare(
+    examples: Path, out: Path, vocabulary: int, longest: int, tokenizer_file: Path | None = None
+) -> dict[str, Any]:
+    """Write the two files; gives counts and the tokens of prompts and answers by target: median and 95th percentile.
+    `tokenizer_file`: one that a model was trained with already, taken instead of a new one."""
     out.mkdir(parents=True, exist_ok=True)
     loaded = list(read(examples))
-    texts = [t for e in loaded if e.split == "train" for t in (e.prompt, e.answer)][: 2 * TEXTS]
-    train(texts, out / "tokenizer.json", vocabulary)
+    if tokenizer_file is None:
+        kept = [e for e in loaded if e.split == "train"]
+        some = kept[:: max(len(kept) // TEXTS, 1)]  # evenly: a folder's files differ
+        train([t for e in some for t in (e.prompt, e.answer)], out / "tokenizer.json", vocabulary)
+    elif tokenizer_file != out / "tokenizer.json":
+        (out / "tokenizer.json").write_text(tokenizer_file.read_text(encoding="utf-8"), encoding="utf-8")
     tokenizer = Tokenizer(out / "tokenizer.json")
     corpus = tokenise(loaded, tokenizer, longest)
     corpus.save(out / "corpus.npz")

@@ -58,6 +58,26 @@ def test_corpus_comes_back_and_loss_is_on_answers_alone(folder: Path) -> None:
         assert (targets[at[:-1]] == tokens[at[:-1] + 1]).all()
 
 
+def test_a_model_that_goes_on_learning_keeps_its_tokenizer(folder: Path, tmp_path: Path) -> None:
+    from kvc.model.dataset import write
+    from kvc.model.train.prepare import prepare
+
+    write(tmp_path / "examples.jsonl.gz", (example(n).__dict__ for n in range(50, 60)))
+    first = prepare(tmp_path / "examples.jsonl.gz", tmp_path / "new", 340, 512)
+    again = prepare(tmp_path / "examples.jsonl.gz", tmp_path / "old", 340, 512, folder / "tokenizer.json")
+    assert first["sequences"] == again["sequences"] == 10
+    assert (tmp_path / "old" / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+
+
+def test_sequences_longer_than_the_model_reads_are_never_drawn(folder: Path) -> None:
+    corpus = Corpus.load(folder / "corpus.npz")
+    shortest = int(corpus.lengths().min())
+    batch = next(batches(corpus, 4096, 0, longest=shortest))
+    assert batch.tokens.shape[1] == shortest
+    with pytest.raises(KvcError, match="KVC0101"):
+        next(batches(corpus, 4096, 0, longest=shortest - 1))
+
+
 def test_a_small_model_learns_its_examples_and_its_run_resumes(folder: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     shape = Shape(vocabulary=340, hidden=48, layers=2, heads=4, kv_heads=2, head=16, inner=96, context=512)
