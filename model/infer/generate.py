@@ -158,7 +158,8 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, gua
     order = np.argsort(-p, kind="stable")
     kept = order[: int(np.searchsorted(np.cumsum(p[order]), sampling.top_p)) + 1]
     if guard is not None:
-        kept = _allowed(order, p, sampling.top_p, guard) or kept
+        allowed = _allowed(order, p, sampling.top_p, guard)
+        kept = np.array(allowed) if allowed else kept
     return int(rng.choice(kept, p=p[kept] / p[kept].sum()))
 
 
