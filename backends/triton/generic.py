@@ -298,7 +298,7 @@ def _searching_scatter(file: SourceFile, name: str, stmt: Stmt, over: Scatter, m
     inner = open_flat(scope, stmt.axes)
     kind: DType = stmt.dtype.compute
     result = kernel.fresh(stmt.target)
-    start = inner.to(inner.value(over.base), kind)
+    start = inner.strong(inner.to(inner.value(over.base), kind), kind)  # a bare literal would have 32 bits
     inner.emit(f"{result} = {inner.broadcast(start)}")
     names = {a: kernel.fresh(a) for a in over.axes}
     rename: dict[str, Expr] = {a: Axis(n) for a, n in names.items()}

@@ -100,7 +100,9 @@ class ValueScope(IndexScope):
         """What a value is after it was stored as `dtype` and read again: in that type's compute type."""
         compute = dtype.compute
         if dtype is compute:
-            return self.to(value, dtype)
+            # In a local of its own, a bare literal has 32 bits.
+            wide = value.literal is not None and dtype.bits == 64
+            return self.strong(value, dtype) if wide else self.to(value, dtype)
         if value.literal is not None and not dtype.is_float:
             value = self.strong(value, compute)
         value = self.to(value, compute) if not (dtype.is_integer and value.type.is_integer) else value

@@ -137,6 +137,10 @@ SPECS: dict[str, str] = {
   y[m,k] = sort(k descending) round(x[m,k])
   z[m,k] = argsort(k) round(x[m,k])
 }""",
+    "inverse": """kernel inverse(i: i64[n=70]) -> (y: i64[v=70]) {
+      e: i64[v] = i64(0)
+      y[v] = scatter set(n -> i[n] ; e[v]) n
+    }""",
     "scatters": """kernel scatters(x: f32[n=13,d=3], i: i64[n]) -> (y: f32[v=20,d], z: f32[v,d], w: bf16[v,d]) {
   y[v,d] = scatter sum(n,e=3 -> i[n], e ; 1.0) x[n,e]
   z[v,d] = scatter set(n,e -> i[n], e ; 0.5) x[n,e]
@@ -189,7 +193,7 @@ SCHEDULE: dict[str, str] = {
         ("window", "depthwise max_pool avg_pool"),
         ("rows", "softmax softmax_columns layer_norm total arg_extrema any_all unit_row channels mat_vec"),
         ("contraction", "linear_gelu conv_bn_relu batched matmul_f32 matmul_f64 matmul_i64 matmul_i8 prologue mixed"),
-        ("generic", "scans sorts scatters decay decay_back rnn rnn_norm"),
+        ("generic", "scans sorts inverse scatters decay decay_back rnn rnn_norm"),
     )
     for name in names.split()
 }
