@@ -12,7 +12,7 @@ from kvc.lower import lower
 from kvc.optable.random import BUFFER
 from kvc.plan import Plan
 from kvc.plan_run import run_plan
-from kvc.verify.model import ModelReference, reference_of_module
+from kvc.verify.model import ModelReference, overlaps, reference_of_module
 from kvc.verify.oracle import Examiner, perturbed
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def model_reference(captured: Captured, plan: Plan, seed: int = 0) -> ModelRefer
     if not any(i.target == BUFFER for i in captured.graph.inputs):
         try:
             reference = reference_of_module(captured.module, captured.args, captured.kwargs, seed, growth)
+            types = [captured.graph.types[name] for name in captured.graph.outputs]
+            reference = replace(reference, captured={f"out{n}": t.strides for n, t in enumerate(types)})
             # A module that was read from elsewhere (ONNX) says itself where it comes from and what agrees with it.
             confirmed = getattr(captured.module, "confirmed", None)
             return replace(reference, source=confirmed()) if callable(confirmed) else reference
@@ -84,7 +86,9 @@ def _evaluate(
 
 
 def _laid_out(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with the strides that the original gives it."""
+    """The tensor with the strides that the original gives it, unless they put several elements at one place."""
     import torch
 
+    if overlaps(t.shape, strides):
+        return t
     return torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)

@@ -13,6 +13,8 @@ CORNERS = {
     "windows that overlap": "return x.reshape(-1).unfold(0, 2, 1), x.roll(1, 2)",
     "a table that follows from nothing": "return x * torch.arange(4.0).cos().cumsum(0)",
     "a result that is an input": "return x, x.t()[0] if x.ndim == 2 else x[0], x + 1",
+    "a mix of layouts": "return torch.xlogy(x[0], x[1].t().contiguous().t()), torch.addcmul(x[0], x[1], x[0].exp())",
+    "repeated in place": "return x[:, :, :1].expand(2, 3, 5), x[0, 0].exp().expand(3, 4)",
     "one element": "return x.sum().reshape(()), x[0, 0, 0]",
 }
 
