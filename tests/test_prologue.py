@@ -104,7 +104,8 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
     derived = {"shape": (3,), "dtype": "float32", "comment": "twice"}
     text = render(
         "module.py.j2", title="small", version="0", arch="gfx942", target="hip", native=False, mode="eval", distinct=1,
-        fallbacks="no", library=[], arena_bytes=256, kernels=[], regions=[], region_dtypes=[], constants=False, tensors=[parameter],
+        fallbacks="no", library=[], arena_bytes=256, kernels=[], regions=[], region_dtypes=[], constants=False,
+        tensors=[parameter],
         safetensors_dtypes={}, tied={}, used=["'w'"], signature=", x", prologue=[], device="x.device",
         body=["y = x + d[0]"], result="y", init_record="None", init_arguments="", sources=[0], derived=[derived],
         preparation=["d[0].copy_(w[0].detach() * 2)", "_made.append(1)"], home="self._slots[0][0]['w'].device",
