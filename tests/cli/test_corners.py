@@ -15,6 +15,7 @@ CORNERS = {
     "a result that is an input": "return x, x.t()[0] if x.ndim == 2 else x[0], x + 1",
     "a mix of layouts": "return torch.xlogy(x[0], x[1].t().contiguous().t()), torch.addcmul(x[0], x[1], x[0].exp())",
     "repeated in place": "return x[:, :, :1].expand(2, 3, 5), x[0, 0].exp().expand(3, 4)",
+    "half precision by hand": "return torch.special.i0e(x.half()), (x.bfloat16() @ x.bfloat16().mT).float()",
     "one element": "return x.sum().reshape(()), x[0, 0, 0]",
 }
 

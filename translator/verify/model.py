@@ -115,11 +115,27 @@ def _nudging(seed: int) -> Any:
     return Nudging()
 
 
+def _widened() -> Any:
+    """While it is entered, a tensor cast to a narrower float is rounded to it and goes on in float64. What the model
+    computes from it is then exact, and not as eager computes in that dtype: the oracle must be better than eager."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Widened(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._to_copy.default and result.is_floating_point():
+                return result.double()
+            return result
+
+    return Widened()
+
+
 def reference_of_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0, growth: float = 2.0
 ) -> ModelReference:
-    """The reference by running the original module: once as it is, twice in float64. Modules that cannot run in
-    float64 raise RuntimeError or TypeError from torch."""
+    """The reference by running the original module: once as it is, twice in float64, where casts to narrower floats
+    round and nothing else does. Modules that cannot run in float64 raise RuntimeError or TypeError from torch."""
     import copy
 
     import torch
@@ -139,7 +155,8 @@ def reference_of_module(
             moved = perturbed(flat, seed + 1)
             given = tuple(moved.get(f"{n}", x) for n, x in enumerate(given))
         before = {name: b.clone() for name, b in twin.named_buffers()}
-        with torch.no_grad(), _nudging(seed + 2) if moving else nullcontext():
+        widened, nudging = _widened() if double else nullcontext(), _nudging(seed + 2) if moving else nullcontext()
+        with torch.no_grad(), nudging, widened:
             result = leaves(twin(*given, **named))
         changed = {n: b for n, b in twin.named_buffers() if not torch.equal(b, before[n])}
         # A deep copy keeps the strides of a view; `clone` makes some views dense.
