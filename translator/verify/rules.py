@@ -56,8 +56,8 @@ RULES: tuple[Rule, ...] = (
     Rule("V12", "only the tested shape works", "compare, execute", ("KVC0711",),
          "symbolic axes are tried at 1, at primes, around one wave and beyond the hint, with the stated launch"),
     Rule("V13", "inputs of one distribution", "compare", ("KVC0701", "KVC0706"),
-         "seven sets: normal, special (inf, NaN, zeros, subnormals, the spec's constants), offset, large, rows, small, "
-         "negative"),
+         "eight sets: normal, special (NaN, inf, zeros, subnormals, the spec's constants), offset, large, rows, small, "
+         "negative, spread (every magnitude alike)"),
     Rule("V14", "precision quietly lowered", "compare", ("KVC0701",),
          "twice the working dtype's own error; for narrow results the signed mean and the mean square too"),
     Rule("V15", "races, uninitialised LDS, order dependence", "execute, compare, determinism",
