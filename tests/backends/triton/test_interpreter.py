@@ -13,8 +13,8 @@ from kvc.emitter import Task
 
 from tests.backends.triton.cases import SPECS, first, spec
 
-#: The interpreter multiplies bf16 tiles as integers, and truncates when it rounds to bf16 (a recurrence amplifies it). Its
-#: loop variables are plain numbers, which have no `.to`.
+#: The interpreter multiplies bf16 tiles as integers, and truncates when it rounds to bf16 (a recurrence amplifies it).
+#: Its loop variables are plain numbers, which have no `.to`.
 _WRONG_IN_THE_INTERPRETER = {"linear_gelu", "prologue", "rnn_norm", "inverse"}
 
 
