@@ -161,7 +161,7 @@ _KEYWORDS = frozenset(
     if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
     register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
     thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
-    xor_eq threadIdx blockIdx blockDim gridDim warpSize half main
+    xor_eq threadIdx blockIdx blockDim gridDim warpSize half main std
     """.split()  # noqa: SIM905 - a list of 90 words reads better as words
 )
 
@@ -199,6 +199,11 @@ def identifier(name: str) -> str:
         text = "v" + re.sub(r"_+", "_", text)
     is_function = text in _FUNCTIONS or text in FUNCTIONS or text.removesuffix("f") in FUNCTIONS
     return text + "_" if text in _KEYWORDS or is_function else text
+
+
+def symbol(name: str) -> str:
+    """The name of a kernel for a spec: its own, where C++ allows that."""
+    return f"{name}_kernel" if name in _KEYWORDS else name
 
 
 class Names:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvc.backends.hip.cxx import RESERVED, STORAGE_TYPE, identifier
+from kvc.backends.hip.cxx import RESERVED, STORAGE_TYPE, identifier, symbol
 from kvc.backends.hip.toolchain import PROLOGUE
 from kvc.backends.hip.unit import Buffer, Kernel, Unit, extent_parameter
 from kvc.dtypes import DType
@@ -99,6 +99,7 @@ class File:
         self, kernel: Kernel, name: str, grid: Sequence[int], block: int, outputs: Sequence[str], bounds: str
     ) -> None:
         """Finish a kernel: its signature from the buffers it touched, and its launch."""
+        name = symbol(name)
         tensors = [t for t in kernel.buffers if t in kernel.used or t in outputs]
         params = [self._parameter(kernel.buffers[t], t in outputs) for t in tensors]
         symbolic = [s.name for s in self.task.spec.sizes if s.size is None]

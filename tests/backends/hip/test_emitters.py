@@ -8,6 +8,7 @@ from kvc.arch import CDNA, arch
 from kvc.backends.hip import HipTarget
 from kvc.backends.hip.gemm import Problem, Tiling
 from kvc.backends.hip.resources import parse
+from kvc.backends.hip.toolchain import compile_hip
 from kvc.emitter import Task
 from kvc.patterns import Contraction, match_contraction
 
@@ -386,3 +387,12 @@ def test_golden(name: str, case: str, text: str, golden) -> None:
 def test_text_is_deterministic() -> None:
     text = CONTRACTIONS["linear_gelu"]
     assert emit(text, "hip.contraction", GFX) == emit(text, "hip.contraction", GFX)
+
+
+@pytest.mark.parametrize("name", ["std", "union", "half"])
+def test_words_of_the_language_name_kernels(name: str) -> None:
+    """An operator, and so a kernel, may be called like a keyword or a namespace."""
+    for by, body in (("hip.rows", "y[m] = sum(n) x[m,n]"), ("hip.generic", "y[m] = x[m,0] + 1")):
+        candidate = emit(f"kernel {name}(x: f32[m=5,n=70]) -> (y: f32[m]) {{ {body} }}", by, GFX)
+        assert candidate.launches[0].kernel.startswith(f"{name}_")
+        assert compile_hip(candidate.source, GFX).binary
