@@ -109,6 +109,20 @@ def test_waves_that_write_the_same_value_do_not_race() -> None:
     fault(body.replace("v2, 3", "v2, v0") + "\ts_barrier\n", "KVC0906", threads=128, lds=256)
 
 
+@pytest.mark.parametrize(("number", "same"), [("0x7fc00000", True), ("0x7f800000", False), ("0x7c000000", False)])
+def test_two_nans_are_the_same_value(number: str, same: bool) -> None:
+    """Waves write a number or its negative: of NaN, but of no infinity, either is as good."""
+    body = (
+        f"\tv_mov_b32_e32 v2, {number}\n\tv_and_b32_e32 v3, 64, v0\n\tv_lshlrev_b32_e32 v3, 25, v3\n"
+        "\tv_or_b32_e32 v2, v2, v3\n\tv_and_b32_e32 v3, 0xfc, v1\n\tds_write_b32 v3, v2\n\ts_waitcnt lgkmcnt(0)\n"
+        "\ts_barrier\n"
+    )
+    if same:
+        run_body(body, [DATA], threads=128, lds=256)
+    else:
+        fault(body, "KVC0906", threads=128, lds=256)
+
+
 def test_race_of_a_late_read_with_the_next_write() -> None:
     body = (
         "\tds_write_b32 v1, v0\n\ts_waitcnt lgkmcnt(0)\n\ts_barrier\n\tv_xor_b32_e32 v3, 0x100, v1\n"
