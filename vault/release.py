@@ -24,7 +24,7 @@ from kvc.vault.judging import Settings
 from kvc.vault.shards import rows, shards
 
 PIPELINES = ("hip", "triton")
-STEP = 500  # specs that a pipeline takes up between two looks at what it has
+STEP = 500  # specs that a pipeline takes up, at most, between two looks at what it has
 _ROUNDS_WITHOUT_GAIN = 3
 
 
@@ -98,7 +98,7 @@ def _grow(
         last = have
         if have >= goal.verified or done.specs < wanted or done.stopped or idle >= _ROUNDS_WITHOUT_GAIN:
             break
-        wanted += STEP
+        wanted += min(STEP, wanted * (goal.verified - have) // max(have, 1) + 1)
     total = sum(1 for _ in rows(out, ["id"]))
     return {"specs": done.specs, "records": total, "verified": have, "wall_s": round(wall_s, 1), "stage_s": stage_s}
 
