@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from kvc.arch import DEFAULT_ARCH
@@ -22,7 +22,15 @@ from kvc.cli_common import (
     print_json,
 )
 
+if TYPE_CHECKING:
+    from kvc.console import Console
+
 app = typer.Typer(help="Run public benchmark suites.", no_args_is_help=True, rich_markup_mode=None)
+
+
+JournalOpt = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")]
+ModelTimeoutOpt = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one model may take.")]
+RetryOpt = Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")]
 
 
 class BenchStage(StrEnum):
@@ -123,11 +131,11 @@ def kernelbench(
     baselines: Annotated[
         str, typer.Option("--baselines", help="With --stage time: of eager, compile, max_autotune.")
     ] = "eager,compile,max_autotune",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
+    out: JournalOpt = None,
     full_size: Annotated[bool, typer.Option("--full-size", help="Do not reduce sizes (needs a GPU).")] = False,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of the suite's criterion.")] = 5,
     timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one problem may take.")] = 900.0,
-    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    retry: RetryOpt = False,
     executor: ExecutorOpt = "auto",
     seed: SeedOpt = 0,
     jobs: JobsOpt = 2,
@@ -178,6 +186,17 @@ def kernelbench(
         raise typer.Exit(NOT_VERIFIED)
 
 
+def _models_passed(summary: dict[str, Any], as_json: bool, console: Console, more: str) -> None:
+    """Say how many models passed; exit code 1 where some did not."""
+    figures = summary["all"]
+    if as_json:
+        print_json({"ok": figures["passed"] == figures["total"], **summary})
+    else:
+        console.say(f"{figures['passed']} of {figures['total']} models passed; {more}")
+    if figures["passed"] < figures["total"]:
+        raise typer.Exit(NOT_VERIFIED)
+
+
 class ZooStage(StrEnum):
     plan = "plan"
     verify = "verify"
@@ -199,9 +218,9 @@ def zoo(
     models: Annotated[str, typer.Option("--models", help="Only these rows of the zoo, such as a,b.")] = "",
     libraries: Annotated[str, typer.Option("--libraries", help="Only models of these, such as timm.")] = "",
     mode: Annotated[ZooMode, typer.Option("--mode", help="The mode that models are captured in.")] = ZooMode.eval,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one model may take.")] = 900.0,
-    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    out: JournalOpt = None,
+    timeout: ModelTimeoutOpt = 900.0,
+    retry: RetryOpt = False,
     executor: ExecutorOpt = "auto",
     seed: SeedOpt = 0,
     jobs: JobsOpt = 2,
@@ -230,16 +249,9 @@ def zoo(
         timeout_s=timeout,
         retry=retry,
     )
-    figures = (summary := run(request, console.note, show_progress=not quiet))["all"]
-    if as_json:
-        print_json({"ok": figures["passed"] == figures["total"], **summary})
-    else:
-        console.say(
-            f"{figures['passed']} of {figures['total']} models passed; {figures['kernels']} kernels, "
-            f"{figures['fallbacks']} fallbacks; see {request.out / 'table.md'}"
-        )
-    if figures["passed"] < figures["total"]:
-        raise typer.Exit(NOT_VERIFIED)
+    summary = run(request, console.note, show_progress=not quiet)
+    counts = f"{summary['all']['kernels']} kernels, {summary['all']['fallbacks']} fallbacks"
+    _models_passed(summary, as_json, console, f"{counts}; see {request.out / 'table.md'}")
 
 
 class DynamoMode(StrEnum):
@@ -265,9 +277,9 @@ def dynamo(
     device: Annotated[
         DynamoDevice, typer.Option("--device", help="cpu: kernels run on the simulator; cuda: on the GPU, timed.")
     ] = DynamoDevice.cpu,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the journal and the table.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one model may take.")] = 900.0,
-    retry: Annotated[bool, typer.Option("--retry", help="Run again only what did not pass before.")] = False,
+    out: JournalOpt = None,
+    timeout: ModelTimeoutOpt = 900.0,
+    retry: RetryOpt = False,
     seed: SeedOpt = 0,
     jobs: JobsOpt = 2,
     as_json: JsonOpt = False,
@@ -294,13 +306,8 @@ def dynamo(
         timeout_s=timeout,
         retry=retry,
     )
-    figures = (summary := run(request, console.note, show_progress=not quiet))["all"]
-    if as_json:
-        print_json({"ok": figures["passed"] == figures["total"], **summary})
-    else:
-        console.say(f"{figures['passed']} of {figures['total']} models passed; see {request.out / TABLE}")
-    if figures["passed"] < figures["total"]:
-        raise typer.Exit(NOT_VERIFIED)
+    summary = run(request, console.note, show_progress=not quiet)
+    _models_passed(summary, as_json, console, f"see {request.out / TABLE}")
 
 
 @app.command()
