@@ -57,8 +57,7 @@ def run(request: Request, say: Any, show_progress: bool) -> dict[str, Any]:
     ]
     on_device = request.stage == "time"
     runner = Runner("kvc.bench.stages:run", settings, request.out, request.timeout_s, fork=not on_device)
-    parallel = 1 if on_device else request.jobs  # one problem at a time where times are taken
-    records = runner.run(items, parallel, request.retry, say, show_progress)
+    records = runner.run(items, request.jobs, request.retry, say, show_progress)
     title = f"KernelBench, {request.target} for {request.arch}, stage {request.stage}"
     return written(request.out, title, records, len(problems))
 

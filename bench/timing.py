@@ -1,5 +1,6 @@
 """The time stage: full size on a CUDA device. The suite's criterion first, then the translation against eager and
-torch.compile, interleaved in one process on the same inputs, and the outputs compared once more at the end."""
+torch.compile, interleaved in one process on the same inputs, and the outputs compared once more at the end. Several
+problems may be at work: they compile beside each other, and take times alone (kvc.bench.turns)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvc.bench.criterion import compare
 from kvc.bench.cuda_module import device_row, module_on_cuda, translation
 from kvc.bench.stages import Work, check_reference, conclude, inputs_of
+from kvc.bench.turns import alone, beside
 from kvc.diagnostics import KvcError
 from kvc.emitter import target as find_target
 from kvc.timing import interleave, summary
@@ -54,12 +56,13 @@ def measure_on_cuda(work: Work, captured: Captured, loaded: Loaded, plan: Plan) 
 
     row = device_row()
     work.record["baseline"] = plain_precision()
-    usable = check_reference(work, loaded)
+    with beside():
+        usable = check_reference(work, loaded)
     with work.timed("kernels"):
         done = translation(captured, plan, find_target(work.job["target"]), row, work.job["seed"])
         work.record["schedules"] = [a.candidate.schedule for a in done.artifacts]
     with module_on_cuda(work.folder / "out", done, loaded) as ours, torch.no_grad():
-        with work.timed("criterion"):
+        with work.timed("criterion"), beside():
             passed = conclude(work, loaded, lambda inputs: ours(*inputs), usable)
         if not passed:
             return
@@ -139,12 +142,13 @@ def launches(names: Sequence[str], generated: Collection[str] = ()) -> dict[str,
 
 
 def interleaved(calls: Mapping[str, Call], device: Device | None = None) -> dict[str, list[float]]:
-    """Milliseconds of each call: one of each in turn, on the CUDA device where no other is given."""
+    """Milliseconds of each call: one of each in turn, alone on the CUDA device where no other is given."""
     device = device or CudaDevice()
-    for _ in range(WARMUP):
-        for call in calls.values():
-            call()
-    samples = interleave(list(calls), lambda name: device.sample(calls[name]), *ROUNDS, BUDGET_S)
+    with alone():
+        for _ in range(WARMUP):
+            for call in calls.values():
+                call()
+        samples = interleave(list(calls), lambda name: device.sample(calls[name]), *ROUNDS, BUDGET_S)
     gc.collect()
     return samples
 
