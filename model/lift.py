@@ -127,7 +127,8 @@ def is_exact(lifted: Lifted, candidate: Candidate) -> bool:
         again = assemble(parse(lifted.answer), lifted.asked, lifted.target, candidate.origin)
     except NotAFrame:
         return False
-    if (again.launches, again.workspace, again.knobs) != (candidate.launches, candidate.workspace, candidate.knobs):
+    launches = tuple(replace(launch, ahead=False) for launch in candidate.launches)  # an answer does not say it
+    if (again.launches, again.workspace, again.knobs) != (launches, candidate.workspace, candidate.knobs):
         return False
     return [t for _, t in tokens(again.source, lifted.target)] == [
         t for _, t in tokens(candidate.source, lifted.target)

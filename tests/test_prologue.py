@@ -9,13 +9,18 @@ from types import ModuleType
 
 import pytest
 import torch
+from kvc.arch import arch
+from kvc.diagnostics import KvcError
+from kvc.emitter import Candidate, Launch, Origin, Scratch, Task
 from kvc.explain import explain
 from kvc.frontends.fx.capture import capture
+from kvc.module_source import launches_ahead
 from kvc.passes.memory import memory_plan
 from kvc.pipeline_graph import plan
 from kvc.plan import Invoke, Plan
 from kvc.templates import render
-from kvc.verify.model import written_module
+from kvc.text import parse_kernel
+from kvc.verify.model import check_prepared, written_module
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -190,3 +195,50 @@ def test_nothing_derived_enters_the_state(module: ModuleType) -> None:
     model = module.Model()
     model.prepare()
     assert list(model.state_dict()) == ["w"] and not list(model.buffers())
+
+
+# ---------------------------------------------------------------- launches that prepare operands
+
+
+def candidate(*launches: Launch, scratch: tuple[str, ...] = ("t",)) -> Candidate:
+    task = Task(
+        parse_kernel("kernel k(x: f32[i=4], w: f32[i]) -> (y: f32[i]) {\n  y[i] = x[i] * w[i]\n}"), arch("gfx942")
+    )
+    workspace = tuple(Scratch(name, "bf16", 4) for name in scratch)
+    return Candidate(task, "hip", "by_hand", "", launches, workspace, (), Origin("hand", "1"))
+
+
+def launch(*args: str, ahead: bool = False) -> Launch:
+    return Launch("k", (1, 1, 1), (64, 1, 1), args, ahead=ahead)
+
+
+def test_launches_ahead_of_operands_that_stay() -> None:
+    made = candidate(
+        launch("w", "t", ahead=True), launch("x", "s", ahead=True), launch("t", "s", "y"), scratch=("t", "s")
+    )
+    assert launches_ahead(made, {"w"}) == (0,)
+    assert launches_ahead(made, {"w", "x"}) == (0, 1)
+    assert launches_ahead(made, ()) == ()
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [
+        (launch("w", "t"), launch("t", "y")),  # it does not say so
+        (launch("w", "y", ahead=True),),  # it writes a result
+        (launch("t", "y"), launch("w", "t", ahead=True)),  # another used that scratch before
+        (launch("w", ahead=True),),
+    ],
+)
+def test_other_launches_run_at_each_call(launches: tuple[Launch, ...]) -> None:
+    assert launches_ahead(candidate(*launches), {"w"}) == ()
+
+
+def test_a_call_must_leave_what_was_prepared() -> None:
+    before = [torch.arange(8, dtype=torch.uint8)]
+    check_prepared(before, [torch.arange(8, dtype=torch.uint8)])
+    untouched = torch.arange(8, dtype=torch.uint8)
+    untouched[5:] = 0xFF  # spoiled, and written by nobody since
+    check_prepared(before, [untouched])
+    with pytest.raises(KvcError, match="changes what `prepare` wrote"):
+        check_prepared(before, [torch.arange(8, dtype=torch.uint8) + 1])

@@ -73,7 +73,9 @@ class Scratch:
 class Launch:
     """One kernel launch. `args` name operands of the spec or scratch buffers, in parameter order (all pointers; `#m`
     is the i64 extent of a symbolic axis). `grid` counts workgroups, `block` threads. `options` go to the compiler of
-    this launch (Triton: num_warps, num_stages, ...)."""
+    this launch (Triton: num_warps, num_stages, ...). `ahead`: it writes scratch alone, all of which follows from the
+    operands among `args`, and no other launch of the candidate writes that scratch: where those operands stay the
+    same from call to call it need not run again."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -81,6 +83,7 @@ class Launch:
     args: tuple[str, ...]
     dynamic_lds: int = 0
     options: tuple[tuple[str, Knob], ...] = ()
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

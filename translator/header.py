@@ -4,6 +4,8 @@ write the same lines:
     // Launch: softmax(x, y), grid 37 x 1 x 1, block 256 x 1 x 1, 1024 bytes of LDS.
     # Launch: softmax(x, y) on 37 programs of 256 threads, num_warps=4
     // Scratch: partial, 74 elements of f32.
+
+"Launch ahead:" says that the launch only prepares operands in scratch (kvc.emitter.Launch).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import re
 from kvc.diagnostics import KvcError, Location
 from kvc.emitter import Knob, Launch, Scratch
 
-_LAUNCH = re.compile(r"^\s*(?://|#)\s*Launch:\s*(\w+)\s*\(([^)]*)\)(.*)$", re.MULTILINE)
+_LAUNCH = re.compile(r"^\s*(?://|#)\s*Launch( ahead)?:\s*(\w+)\s*\(([^)]*)\)(.*)$", re.MULTILINE)
 _SCRATCH = re.compile(
     r"^\s*(?://|#)\s*Scratch:\s*(\w+)(?:,\s*([\d,]+) elements of (\w+)|\s+(\w+)\[(\d+)\])", re.MULTILINE
 )
@@ -36,8 +38,8 @@ def parse_launches(source: str, file: str) -> tuple[Launch, ...]:
     """The launches that a source's header states, in order. KVC0106 with the line where one is missing or unclear."""
     launches = []
     for match in _LAUNCH.finditer(source):
-        kernel, names, rest = match.groups()
-        line = source.count("\n", 0, match.start(1)) + 1
+        ahead, kernel, names, rest = match.groups()
+        line = source.count("\n", 0, match.start(2)) + 1
         grid, block = _triple("grid", rest), _triple("block", rest)
         programs = re.search(r"\bon (\d+) programs of (\d+) threads", rest)
         if programs:
@@ -47,7 +49,8 @@ def parse_launches(source: str, file: str) -> tuple[Launch, ...]:
         lds = re.search(r"([\d,]+) bytes of LDS", rest)
         options = tuple((k, _value(v)) for k, v in re.findall(r"\b(\w+)=([^,\s]+)", rest))
         args = tuple(name.strip() for name in names.split(",") if name.strip())
-        launches.append(Launch(kernel, grid, block, args, int(lds[1].replace(",", "")) if lds else 0, options))
+        shared = int(lds[1].replace(",", "")) if lds else 0
+        launches.append(Launch(kernel, grid, block, args, shared, options, bool(ahead)))
     if not launches:
         raise KvcError("KVC0106", "the source does not say how it is launched", Location(file), _EXAMPLE)
     return tuple(launches)

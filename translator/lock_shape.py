@@ -50,6 +50,7 @@ def pairs(value: Any) -> str:
 _ERROR = {"output": str, "error": _NUMBER, "tolerance": _NUMBER, "allowed": _NUMBER, "working_error": _NUMBER}
 _LAUNCH = {
     "kernel": str, "grid": three, "block": three, "args": [str], "dynamic_lds": int, "options": pairs,
+    "ahead?": bool,
 }  # fmt: skip
 _KERNEL = {
     "name": str, "file": inside, "sha256": str, "code_objects": paths, "symbols": {str: inside}, "spec_hash": str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +81,30 @@ def identifier(name: str, taken: set[str]) -> str:
     return chosen
 
 
-def workspace_layout(candidate: Candidate, start: int) -> tuple[dict[str, tuple[int, int]], int]:
-    """(offset, bytes) of each scratch buffer from `start` on, and where they end."""
+def workspace_layout(
+    candidate: Candidate, start: int, without: Collection[str] = ()
+) -> tuple[dict[str, tuple[int, int]], int]:
+    """(offset, bytes) of each scratch buffer from `start` on, and where they end; no room for those of `without`."""
     layout = {}
-    for scratch in candidate.workspace:
+    for scratch in (s for s in candidate.workspace if s.name not in without):
         nbytes = scratch.numel * dtype(scratch.dtype).bytes
         layout[scratch.name] = (start, nbytes)
         start += -(-nbytes // ALIGN) * ALIGN
     return layout, start
+
+
+def launches_ahead(candidate: Candidate, settled: Collection[str]) -> tuple[int, ...]:
+    """The positions of launches that need not run at each call, since the operands that they prepare in scratch
+    (`settled`: operands that stay the same from call to call) do not change."""
+    scratch = {s.name for s in candidate.workspace}
+    found: list[int] = []
+    seen: set[str] = set()
+    for number, launch in enumerate(candidate.launches):
+        own = set(launch.args)
+        if launch.ahead and own - scratch <= set(settled) and own & scratch and not own & seen:
+            found.append(number)
+        seen |= own & scratch
+    return tuple(found)
 
 
 class _Writer:
@@ -122,6 +138,8 @@ class _Writer:
         self.preparation: list[str] = []
         self.derived: list[dict[str, Any]] = []
         self.kept: set[str] = set()  # what the step being written must leave for `forward`
+        self.settled: frozenset[str] = frozenset()  # values that `prepare` leaves alone once it has written them
+        self.held: dict[tuple[int, int, tuple[str, ...]], dict[str, str]] = {}  # scratch that `prepare` fills
         self.arena = memory.nbytes
         self.live_out = plan.graph.live_out
 
@@ -203,6 +221,7 @@ class _Writer:
         for step in prologue:
             self.step(step)
         self.preparation, self.body, self.kept = self.body, [], set()
+        self.settled = self.plan.settled
         for value in self.plan.empties:
             self.make_output(value)
         for step in self.plan.calls:
@@ -211,6 +230,7 @@ class _Writer:
     def sources(self) -> list[int]:
         """Where in `w` what the prologue reads stands."""
         read = {v for n in self.plan.prologue for v in getattr(self.plan.steps[n], "inputs", ())}
+        read |= {v for _, _, values in self.held for v in values}
         state = [i.name for i in self.plan.graph.inputs if i.kind != "user"]
         return [n for n, name in enumerate(state) if name in read]
 
@@ -255,18 +275,42 @@ class _Writer:
             else:
                 self.expr[value] = self.expr[bound[target]]
         bound |= outputs
-        scratch, end = workspace_layout(candidate, self.memory.nbytes)
+        ahead = launches_ahead(candidate, {operand for operand, value in bound.items() if value in self.settled})
+        places: dict[str, str] = {}
+        for number in ahead:
+            places |= self.run_ahead(step, number, bound)
+        scratch, end = workspace_layout(candidate, self.memory.nbytes, places)
         self.arena = max(self.arena, end)
-        for number, launch in enumerate(candidate.launches):
-            args = []
-            for name in launch.args:
-                if name.startswith("#"):
-                    args.append(str(spec.extent(name[1:])))
-                elif name in scratch:
-                    args.append(self.scratch_region(*scratch[name]))
-                else:
-                    args.append(self.expr[bound[name]])
-            self.body += _call_lines(self.kernel(step.kernel, number), args)
+        places |= {name: self.scratch_region(*place) for name, place in scratch.items()}
+        for number in (n for n in range(len(candidate.launches)) if n not in ahead):
+            self.body += self.launch(step.kernel, number, bound, places)
+
+    def launch(self, kernel: int, number: int, bound: Mapping[str, str], scratch: Mapping[str, str]) -> list[str]:
+        """The lines of a launch, on values by operand and on scratch buffers, which `scratch` gives as expressions."""
+        candidate = self.artifacts[kernel].candidate
+        args = []
+        for name in candidate.launches[number].args:
+            if name.startswith("#"):
+                args.append(str(candidate.task.spec.extent(name[1:])))
+            else:
+                args.append(scratch[name] if name in scratch else self.expr[bound[name]])
+        return _call_lines(self.kernel(kernel, number), args)
+
+    def run_ahead(self, step: Invoke, number: int, bound: Mapping[str, str]) -> dict[str, str]:
+        """Have `prepare` run a launch of a step, once for all steps that would do the same; gives the expressions of
+        the scratch that it fills."""
+        candidate, file = self.artifacts[step.kernel].candidate, self.files[step.kernel]
+        args = candidate.launches[number].args
+        key = (step.kernel, number, tuple(bound[name] for name in args if name in bound))
+        if key not in self.held:
+            places = self.held[key] = {}
+            for scratch in (s for s in candidate.workspace if s.name in args):
+                places[scratch.name] = f"d[{len(self.derived)}]"
+                comment = f"{scratch.name} of {file.name}"
+                kind = dtype(scratch.dtype).torch_name
+                self.derived.append({"shape": (scratch.numel,), "dtype": kind, "comment": comment})
+            self.preparation += [f"# for {file.name}", *self.launch(step.kernel, number, bound, places)]
+        return self.held[key]
 
     def scratch_region(self, offset: int, nbytes: int) -> str:
         key = f"#{offset}+{nbytes}"

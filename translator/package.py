@@ -26,6 +26,7 @@ from kvc.lock_shape import problems
 from kvc.module_source import KernelFile, identifier, module_source, safetensors, state_name
 from kvc.pipeline import Listener, NotVerified, Translation, silent
 from kvc.plan import Fallback, Invoke
+from kvc.records import launch_to_json
 from kvc.store import build_id
 from kvc.text import print_graph, print_kernel
 from kvc.verify.model import ModelEvidence, ModelReference, verify_written
@@ -218,7 +219,7 @@ def kernel_record(translation: Translation, index: int, file: KernelFile, stage:
         "emitter": asdict(candidate.origin),
         "schedule": candidate.schedule,
         "knobs": dict(candidate.knobs),
-        "launches": [asdict(launch) for launch in candidate.launches],
+        "launches": [launch_to_json(launch) for launch in candidate.launches],
         "workspace": [asdict(scratch) for scratch in candidate.workspace],
         "resources": evidence.resources,
         "executor": evidence.executor,

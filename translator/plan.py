@@ -60,6 +60,11 @@ class Plan:
                 known.update(step.outputs)
         return frozenset(found)
 
+    @cached_property
+    def settled(self) -> frozenset[str]:
+        """The values that hold the same from call to call: parameters, constants, and what the prologue writes."""
+        return fixed_inputs(self.graph).union(*(getattr(self.steps[n], "outputs", ()) for n in self.prologue))
+
     @property
     def calls(self) -> tuple[Step, ...]:
         """The steps that run at each call."""

@@ -30,8 +30,14 @@ def _knobs(pairs: list[list[Any]]) -> tuple[tuple[str, Knob], ...]:
 def launch_from_json(data: dict[str, Any]) -> Launch:
     grid, block = tuple(data["grid"]), tuple(data["block"])
     return Launch(
-        data["kernel"], grid, block, tuple(data["args"]), data["dynamic_lds"], _knobs(data["options"])
+        data["kernel"], grid, block, tuple(data["args"]), data["dynamic_lds"], _knobs(data["options"]),
+        bool(data.get("ahead", False)),
     )  # fmt: skip
+
+
+def launch_to_json(launch: Launch) -> dict[str, Any]:
+    """A launch; that it runs ahead is said only where it does."""
+    return {k: v for k, v in asdict(launch).items() if k != "ahead" or v}
 
 
 def candidate_to_json(candidate: Candidate) -> dict[str, Any]:
@@ -42,7 +48,7 @@ def candidate_to_json(candidate: Candidate) -> dict[str, Any]:
         "target": candidate.target,
         "schedule": candidate.schedule,
         "source": candidate.source,
-        "launches": [asdict(launch) for launch in candidate.launches],
+        "launches": [launch_to_json(launch) for launch in candidate.launches],
         "workspace": [asdict(scratch) for scratch in candidate.workspace],
         "knobs": [list(pair) for pair in candidate.knobs],
         "origin": asdict(candidate.origin),

@@ -245,7 +245,7 @@ class PackedKernel(GemmKernel):
         stores.flush()
         blocks = -(-chunks * rows // COPY_THREADS)
         name = f"{self.task.spec.name}_pack_{packed.tensor}"
-        self.file.add(kernel, name, (blocks,), COPY_THREADS, list(packed.targets), "COPY_THREADS")
+        self.file.add(kernel, name, (blocks,), COPY_THREADS, list(packed.targets), "COPY_THREADS", ahead=True)
 
 
 class SplitKernel(PackedKernel):

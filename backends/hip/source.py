@@ -96,9 +96,10 @@ class File:
     workspace: list[Scratch] = field(default_factory=list)
 
     def add(
-        self, kernel: Kernel, name: str, grid: Sequence[int], block: int, outputs: Sequence[str], bounds: str
-    ) -> None:
-        """Finish a kernel: its signature from the buffers it touched, and its launch."""
+        self, kernel: Kernel, name: str, grid: Sequence[int], block: int, outputs: Sequence[str], bounds: str,
+        ahead: bool = False,
+    ) -> None:  # fmt: skip
+        """Finish a kernel: its signature from the buffers it touched, and its launch (`ahead` as in Launch)."""
         name = symbol(name)
         tensors = [t for t in kernel.buffers if t in kernel.used or t in outputs]
         params = [self._parameter(kernel.buffers[t], t in outputs) for t in tensors]
@@ -111,7 +112,7 @@ class File:
         self.kernels.append(f"{head}{joined}) {{\n{kernel.writer.text}}}\n")
         args = tuple(kernel.buffers[t].argument for t in tensors) + tuple(f"#{s}" for s in symbolic)
         x, y, z = (*grid, 1, 1)[:3]
-        self.launches.append(Launch(name, (x, y, z), (block, 1, 1), args))
+        self.launches.append(Launch(name, (x, y, z), (block, 1, 1), args, ahead=ahead))
 
     def _parameter(self, buffer: Buffer, written: bool) -> str:
         spec = self.task.spec
@@ -148,7 +149,8 @@ class File:
         ]
         for launch in self.launches:
             grid, block = (" x ".join(map(str, d)) for d in (launch.grid, launch.block))
-            lines.append(f"Launch: {launch.kernel}({', '.join(launch.args)}), grid {grid}, block {block}.")
+            word = "Launch ahead" if launch.ahead else "Launch"
+            lines.append(f"{word}: {launch.kernel}({', '.join(launch.args)}), grid {grid}, block {block}.")
         lines += [f"Scratch: {s.name}, {s.numel} elements of {s.dtype}." for s in self.workspace]
         return "\n".join(f"// {line}".rstrip() for line in lines)
 

@@ -85,15 +85,16 @@ class SourceFile:
             numel *= extent
         self.workspace[tensor] = Scratch(tensor, dtype.name, max(numel, 1))
 
-    def add(self, kernel: KernelText, programs: int) -> None:
-        """Add a finished kernel, launched with that many programs."""
+    def add(self, kernel: KernelText, programs: int, ahead: bool = False) -> None:
+        """Add a finished kernel, launched with that many programs (`ahead` as in Launch)."""
         if is_far(kernel.spec) and programs > 1:
             # Triton's range analysis takes program ids for arbitrary; the byte offsets of a far operand then overflow
             # in the analysis itself, which ends up cutting them to 32 bits (3.9: convert-to-buffer-ops).
             kernel.lines.insert(0, f"tl.assume(tl.program_id(0) < {programs})")
         self._kernels.append(kernel.text())
         grid = (max(programs, 1), 1, 1)
-        self.launches.append(Launch(kernel.name, grid, (self.threads, 1, 1), kernel.arguments(), 0, self.options))
+        block = (self.threads, 1, 1)
+        self.launches.append(Launch(kernel.name, grid, block, kernel.arguments(), 0, self.options, ahead))
 
     # ------------------------------------------------------------ the whole
     def text(self, origin: Origin) -> str:
@@ -115,7 +116,8 @@ class SourceFile:
         for launch in self.launches:
             options = ", ".join(f"{k}={v}" for k, v in launch.options)
             call = f"{launch.kernel}({', '.join(launch.args)})"
-            text = f"Launch: {call} on {launch.grid[0]} programs of {self.threads} threads, {options}"
+            word = "Launch ahead" if launch.ahead else "Launch"
+            text = f"{word}: {call} on {launch.grid[0]} programs of {self.threads} threads, {options}"
             lines += textwrap.wrap(text, WIDTH - 2, subsequent_indent="  ", break_long_words=False)
         lines += [f"Scratch: {s.name} {s.dtype}[{s.numel}]" for s in self.workspace.values()]
         return [f"# {line}".rstrip() for line in lines]

@@ -259,7 +259,7 @@ def copy_kernel(file: SourceFile, spec: KernelSpec, terms: _Terms | Packed, verb
         stmt = spec.stmt[target]
         file.scratch(target, stmt.dtype, spec.shape_of(target))
         scope.store(target, tuple(Axis(a) for a in stmt.axes), scope.result(stmt))
-    file.add(kernel, blocks)
+    file.add(kernel, blocks, ahead=True)
 
 
 def _place_flat(file: SourceFile, scope: Scope, terms: _Terms | Packed) -> int:

@@ -245,6 +245,9 @@ def _bytes_of(arg: Any, arena: torch.Tensor) -> torch.Tensor:
     return arg.detach().as_strided((reach,), (1,)).view(torch.uint8)
 
 
+_SPOILED = 0xFF  # every byte of what was derived and must be derived again
+
+
 @contextmanager
 def _poisoned_memory() -> Iterator[None]:
     """torch fills fresh memory with NaN and all-ones, so that a value that no kernel wrote shows."""
@@ -270,25 +273,36 @@ def run_written(
         written._launch = launch  # type: ignore[attr-defined]
         model = written.Model()
         model.load_state_dict(reference.state)
-        aside = _exercise_prologue(written, model, launcher)
+        aside, prepared = _exercise_prologue(written, model, launcher)
         model.load_state_dict(reference.state)
         result = leaves(model(*reference.args, **reference.kwargs))
+        check_prepared(prepared, getattr(model, "_derived", []))
         buffers = {name: b.detach() for name, b in model.named_buffers()}
     return {**buffers, **result}, launcher.count - aside
 
 
-def _exercise_prologue(written: Any, model: Any, launcher: Launcher) -> int:
+def _exercise_prologue(written: Any, model: Any, launcher: Launcher) -> tuple[int, list[torch.Tensor]]:
     """Run what a written module derives from its weights and spoil the result, so that it must be derived again after
-    the next `load_state_dict`. Gives the number of launches that this takes beside those of a call. What follows from
-    no weight at all is derived once."""
+    the next `load_state_dict`. Gives the number of launches that this takes beside those of a call, and the bytes that
+    were derived. What follows from no weight at all is derived once."""
     if not hasattr(model, "prepare"):
-        return 0
+        return 0, []
     model.prepare("cpu")
+    views = [_bytes_of(t, t) for t in model._derived]
+    prepared = [view.clone() for view in views]
     if not written._SOURCES:
-        return launcher.count
-    for t in model._derived:
-        _bytes_of(t, t).fill_(0xFF)
-    return 2 * launcher.count
+        return launcher.count, prepared
+    for view in views:
+        view.fill_(_SPOILED)
+    return 2 * launcher.count, prepared
+
+
+def check_prepared(prepared: Sequence[torch.Tensor], derived: Sequence[torch.Tensor]) -> None:
+    """KVC0709 where a call left in what `prepare` wrote anything else than that: the next call would read it."""
+    for n, (before, t) in enumerate(zip(prepared, derived, strict=True)):
+        now = _bytes_of(t, t)
+        if bool(((now != before) & (now != _SPOILED)).any()):  # what nobody writes is still spoiled
+            raise KvcError("KVC0709", f"a call changes what `prepare` wrote (tensor {n} of `_DERIVED`)")
 
 
 def _layout(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:

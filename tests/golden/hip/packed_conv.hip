@@ -6,8 +6,8 @@
 // }
 //
 // Written by kvc, emitter hip.contraction_packed 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=128, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1, STAGES=2, DIRECT=0, TERMS=1.
-// Launch: conv_pack_f(f, f_packed), grid 3 x 1 x 1, block 256 x 1 x 1.
-// Launch: conv_pack_x(x, x_packed), grid 3 x 1 x 1, block 256 x 1 x 1.
+// Launch ahead: conv_pack_f(f, f_packed), grid 3 x 1 x 1, block 256 x 1 x 1.
+// Launch ahead: conv_pack_x(x, x_packed), grid 3 x 1 x 1, block 256 x 1 x 1.
 // Launch: conv(g, y, f_packed, x_packed), grid 4 x 1 x 1, block 256 x 1 x 1.
 // Scratch: f_packed, 4608 elements of f16.
 // Scratch: x_packed, 5408 elements of f16.

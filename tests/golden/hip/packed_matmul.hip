@@ -6,8 +6,8 @@
 // }
 //
 // Written by kvc, emitter hip.contraction_packed 1; BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, WAVES_M=2, WAVES_N=2, MI_M=16, SPLIT_K=1, STAGES=1, DIRECT=0, TERMS=3.
-// Launch: matmul_pack_x(x, x_high, x_middle, x_low), grid 4 x 1 x 1, block 256 x 1 x 1.
-// Launch: matmul_pack_y(y, y_high, y_middle, y_low), grid 5 x 1 x 1, block 256 x 1 x 1.
+// Launch ahead: matmul_pack_x(x, x_high, x_middle, x_low), grid 4 x 1 x 1, block 256 x 1 x 1.
+// Launch ahead: matmul_pack_y(y, y_high, y_middle, y_low), grid 5 x 1 x 1, block 256 x 1 x 1.
 // Launch: matmul(b, z, x_high, x_middle, x_low, y_high, y_middle, y_low, special), grid 9 x 1 x 1, block 256 x 1 x 1.
 // Launch: matmul_repair(x, y, b, z, special), grid 9 x 1 x 1, block 256 x 1 x 1.
 // Scratch: x_high, 7280 elements of bf16.
