@@ -62,6 +62,30 @@ def test_forward_and_backward_are_those_of_eager(cache: Path) -> None:
     assert len(locks) == 2  # a forward and a backward graph, each a translation that kvc can read
 
 
+def test_recorded_graphs_copy_all_but_parameters(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Recording is replaced by a note of what it was given; where it runs, on a CPU, there is none."""
+    from kvc import replay
+
+    model, x = nn.Linear(5, 4), torch.randn(3, 5)
+    with caplog.at_level(logging.WARNING, "kvc.dynamo"):
+        torch.testing.assert_close(compiled(model, graphs=True)(x), model(x))
+    assert caplog.text.count("is not recorded: its tensors are on cpu") == 1
+    seen: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def noted(made: Any, kind: str, ops: Any, inputs: Any, static: Any) -> Any:
+        assert not ops
+        seen.append((kind, [tuple(inputs[n].shape) for n in static]))
+        return made
+
+    monkeypatch.setattr(replay, "replayed", noted)
+    torch._dynamo.reset()
+    torch.compile(model, backend="kvc", options={**SIM, "graphs": True})(x).sum().backward()
+    assert [kind for kind, _ in seen] == ["forward", "backward"]
+    assert sorted(seen[0][1]) == [(4,), (4, 5)] and not seen[1][1]
+
+
 def test_a_second_process_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x) * 2 + 1

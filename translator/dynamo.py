@@ -75,9 +75,9 @@ def kvc(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | 
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    chosen = DynamoOptions.of(options)
-    if mode not in ("", "default", None):
+    if mode not in ("", "default", "reduce-overhead", None):
         raise KvcError("KVC0106", f"mode {mode!r}", hint='leave out mode=; options={"budget": "10m"} tunes kernels')
+    chosen = DynamoOptions.of({**(options or {}), **({"graphs": True} if mode == "reduce-overhead" else {})})
     backend = aot_autograd(
         fw_compiler=_compiler("forward", chosen),
         bw_compiler=_compiler("backward", chosen),
@@ -110,21 +110,32 @@ def _compiler(kind: str, options: DynamoOptions) -> Callable[[GraphModule, Seque
     def compile_graph(module: GraphModule, inputs: Sequence[Any]) -> Run:
         from functorch.compile import make_boxed_func
 
+        static = _parameters(kind)
         if is_symbolic(module, inputs):
             run: Run = ByShape(
                 kind,
                 module,
                 options.strict,
-                lambda graph, fakes, family: _compiled(kind, graph, fakes, options, family),
+                lambda graph, fakes, family: _compiled(kind, graph, fakes, options, family, static),
                 lambda graph, args, family: _learned(kind, graph, args, options, family),
                 _compiling,
             )
         else:
-            run = _compiled(kind, module, inputs, options)
+            run = _compiled(kind, module, inputs, options, None, static)
         boxed: Run = make_boxed_func(run)
         return boxed
 
     return compile_graph
+
+
+def _parameters(kind: str) -> tuple[int, ...]:
+    """The positions of a graph's inputs that are parameters and buffers, as AOTAutograd knows them while it compiles.
+    Of a backward graph it says nothing."""
+    import torch
+
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    return tuple(getattr(metadata, "static_input_indices", ())) if kind != "backward" else ()
 
 
 @contextmanager
@@ -138,10 +149,17 @@ def _compiling() -> Iterator[None]:
 
 
 def _compiled(
-    kind: str, module: GraphModule, inputs: Sequence[Any], options: DynamoOptions, family: Family | None = None
+    kind: str,
+    module: GraphModule,
+    inputs: Sequence[Any],
+    options: DynamoOptions,
+    family: Family | None = None,
+    static: Sequence[int] = (),
 ) -> Run:
-    """The graph as a callable: kernels, or, unless `strict`, the graph itself with a logged reason."""
+    """The graph as a callable: kernels, or, unless `strict`, the graph itself with a logged reason. `static`: the
+    positions of parameters among its inputs."""
     from kvc.compiled_graph import compiled_graph
+    from kvc.replay import replayed
 
     nodes, started = len(module.graph.nodes), time.monotonic()
 
@@ -165,6 +183,8 @@ def _compiled(
         topic("dynamo").info("in a %s graph, eagerly: %s", kind, reason)
     for reason in family.news() if family is not None else ():
         topic("dynamo").info("in a %s graph, a kernel for each set of sizes: %s", kind, reason)
+    if options.graphs:
+        return replayed(made.model, kind, [reason.partition(": ")[0] for reason in made.fallbacks], inputs, static)
     return made
 
 

@@ -23,8 +23,8 @@ class DynamoOptions:
 
     `target` "": hip on ROCm and on the simulator, triton on CUDA. `arch` "": the GPU at hand. `budget`: what tuning may
     cost before a graph first runs (kvc.autotune.budget: "30s", "200t"; "0": nothing). `library`: whether a vendor
-    library may take a kernel's place where it was measured to be faster. `strict`: raise in the place of running
-    eagerly.
+    library may take a kernel's place where it was measured to be faster. `graphs`: record graphs of the device and
+    replay them. `strict`: raise in the place of running eagerly.
     """
 
     target: str = ""
@@ -33,6 +33,7 @@ class DynamoOptions:
     numerics: str = "strict"
     budget: str = "0"
     library: bool = False
+    graphs: bool = False
     strict: bool = False
     executor: str = "auto"
     seed: int = 0
@@ -49,7 +50,8 @@ class DynamoOptions:
                 raise KvcError("KVC0106", f"backend kvc has no option {name!r}", hint=f"one of: {', '.join(known)}")
         values["emitter"] = _names("emitter", values.get("emitter", ()))
         for name, kind in (("target", str), ("arch", str), ("numerics", str), ("executor", str), ("budget", str),
-                           ("strict", bool), ("library", bool), ("seed", int), ("jobs", int)):  # fmt: skip
+                           ("strict", bool), ("library", bool), ("graphs", bool), ("seed", int),
+                           ("jobs", int)):  # fmt: skip
             value = values.get(name)
             if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
                 raise KvcError("KVC0106", f"option {name}={value!r}", hint=f"{name} is a {kind.__name__}")

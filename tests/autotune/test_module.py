@@ -72,7 +72,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def note(what: str) -> Any:
         @contextlib.contextmanager
-        def block(_: Any) -> Iterator[None]:
+        def block(_: Any, **settings: Any) -> Iterator[None]:
             told.append(what)
             yield
             told.append(f"end {what}")
@@ -87,6 +87,48 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
+def test_what_is_read_in_place_is_not_copied(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = stand_in(monkeypatch)
+    example, other = torch.ones(3), torch.ones(3)
+    recorded = module.Model().record((example,), {"scale": 2.0}, fixed=(0,), pool=7)
+    assert recorded.given[0] is example and recorded.fixed == [(0, example.data_ptr())]
+    example.fill_(3.0)
+    recorded(example, scale=2.0)
+    assert told[-1] == "replay" and recorded.stays((example, 2.0)) and not recorded.stays((other, 2.0))
+    with pytest.raises(ValueError, match="record again"):
+        recorded(other, scale=2.0)
+
+
+def test_triton_is_asked_once_which_kernel_to_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "k.py").write_text("asked = []\nran = []\nclass K:\n    def __getitem__(self, grid):\n"
+        "        return lambda *args, **options: asked.append((grid, args, options)) or self.chosen\n"
+        "    class chosen:\n        def __class_getitem__(cls, grid):\n"
+        "            return lambda *args, stream: ran.append((grid, args, stream))\nk = K()\n")  # fmt: skip
+    row = {"constant": "_K", "file": "k.co", "symbol": "k", "grid": (4, 1, 1), "block": (64, 1, 1), "lds": 0,
+           "modes": "rs", "padding": 0, "options": {"num_warps": 4}, "source": "k.py"}  # fmt: skip
+    whole = row | {"constant": "_N", "modes": "ri"}
+    text = render(
+        "module.py.j2", title="small", version="0", arch="gfx942", target="triton", native=True, mode="eval",
+        distinct=1, fallbacks="no", arena_bytes=256, kernels=[row, whole], regions=[], constants=False,
+        region_dtypes=[("k", (None, "bfloat16"))], tensors=[], safetensors_dtypes={}, tied={}, used=[], signature=", x",
+        prologue=[], device="x.device", body=[], result="x", init_record="None", init_arguments="", derived=[], library=[],
+    )  # fmt: skip
+    (tmp_path / "module.py").write_text(text)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    arena, x = torch.zeros(64, dtype=torch.uint8), torch.zeros(3)
+    with written_module(tmp_path) as written:
+        call = written._Call(torch.device("cuda", 0), 77, arena, arena.data_ptr())
+        for _ in range(3):
+            written._launch_triton(written._K, call, (x, written._Region(16, 8)))
+        source = written._ready[id(written._K), -1].__getitem__.__globals__
+        ((grid, args, options),) = source["asked"]
+        assert grid == (4, 1, 1) and args[0] is x and args[1].dtype == torch.bfloat16 and options == {"num_warps": 4}
+        assert source["ran"] == [((4, 1, 1), (x.data_ptr(), arena.data_ptr() + 16), 77)] * 2
+        for _ in range(2):  # Triton may choose another kernel for another number
+            written._launch_triton(written._N, call, (x, torch.zeros(2)))
+        assert len(written._ready[id(written._N), -1].__getitem__.__globals__["asked"]) == 2
+
+
 def test_a_recorded_call_copies_replays_and_checks(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     model = module.Model()
     model.count.zero_()
@@ -98,7 +140,7 @@ def test_a_recorded_call_copies_replays_and_checks(module: ModuleType, monkeypat
     assert model.count.item() == 1
     result = recorded(torch.full((3,), 5.0), scale=2.0)
     assert told[-1] == "replay" and result is recorded(torch.full((3,), 6.0), scale=2.0)
-    assert recorded._given[0].tolist() == [6.0] * 3 and example.tolist() == [1.0] * 3
+    assert recorded.given[0].tolist() == [6.0] * 3 and example.tolist() == [1.0] * 3
     for bad in (torch.ones(4), torch.ones(3, dtype=torch.float64)):
         with pytest.raises(ValueError, match="record again"):
             recorded(bad, scale=2.0)
