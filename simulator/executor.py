@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,9 @@ from kvc.executor import UNWRITTEN_BYTE, Execution, LaunchPlan
 if TYPE_CHECKING:
     from kvc.simulator import Buffer, LaunchReport, Memory, Program, SimOptions
 
-PROGRAMS_KEPT = 32  # decoded programs a process keeps: the same code runs on many input sets
+#: Decoded programs that a process keeps, in instructions of all of them (about 4 KB each): the same code runs on many
+#: input sets, and the kernels of a deep model one after the other, several times over.
+INSTRUCTIONS_KEPT = 200_000
 
 
 class SimExecutor:
@@ -99,11 +100,28 @@ class SimExecutor:
         )
 
 
-@lru_cache(maxsize=PROGRAMS_KEPT)
-def _program(asm: str, arch: str, binary: bytes) -> Program:
-    from kvc.simulator import load
+class _Programs:
+    """The programs that ran last, up to `limit` instructions together; one that is larger stays alone."""
 
-    return load(asm, arch, binary or None)
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._kept: dict[tuple[str, str, bytes], Program] = {}  # in the order of their last use
+
+    def __call__(self, asm: str, arch: str, binary: bytes) -> Program:
+        from kvc.simulator import load
+
+        key = (asm, arch, binary)
+        program = self._kept.pop(key, None) or load(asm, arch, binary or None)
+        self._kept[key] = program
+        size = sum(len(p.assembly.code) for p in self._kept.values())
+        for oldest in list(self._kept)[:-1]:
+            if size <= self.limit:
+                break
+            size -= len(self._kept.pop(oldest).assembly.code)
+        return program
+
+
+_program = _Programs(INSTRUCTIONS_KEPT)
 
 
 def _part(name: str) -> tuple[str, int]:

@@ -139,7 +139,9 @@ def launch(
     )  # fmt: skip
 
 
-_FEW_WAVES = 64  # up to which straight-line code runs faster than it is made into records
+# Up to which code that does not loop runs faster than it is made into records. Longer code has branches at which waves
+# part, and parting is dear in the NumPy tier.
+_FEW_WAVES, _SHORT = 64, 128
 _TOO_SMALL = "a launch too small to prepare the compiled tier for"
 _STATE_WAVES = 1024  # waves whose starting registers are made together for the compiled tier
 
@@ -177,7 +179,8 @@ def _compiled(
             ids = np.broadcast_to(g.R[0], (g.W, LANES))
             yield Start(np.stack([array.view(U32) for array in g.S], axis=1), ids, g.exec64, g.pmask)
 
-    if options.tier == "auto" and program.native is None and not program.loops and len(flat) * waves <= _FEW_WAVES:
+    short = not program.loops and len(program.assembly.code) <= _SHORT
+    if options.tier == "auto" and program.native is None and short and len(flat) * waves <= _FEW_WAVES:
         return _TOO_SMALL
     if kernel.scratch:
         why = "the kernel has scratch memory"

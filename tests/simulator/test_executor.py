@@ -7,6 +7,8 @@ from kvc.backends.device import selftest
 from kvc.backends.hip.toolchain import compile_hip
 from kvc.diagnostics import KvcError
 from kvc.executor import LaunchPlan
+from kvc.simulator import executor as executor_module
+from kvc.simulator import load
 from kvc.simulator.executor import SimExecutor
 
 TOP = "#include <hip/hip_runtime.h>\n"
@@ -78,3 +80,43 @@ def test_refusals() -> None:
     assert SimExecutor(arch("gfx950")).available() is None
     with pytest.raises(KvcError, match="which was not given"):
         SimExecutor(arch("gfx942")).run([scale()], {"x": np.ones(200, np.float32)})
+
+
+def test_decoded_programs_are_kept_by_what_they_take() -> None:
+    """A deep model has more kernels than a fixed number of places, and its kernels differ in length."""
+    codes = [compile_hip(SCALE.replace("* a", f"* a * {n}.0f"), "gfx942") for n in range(1, 5)]
+    sizes = [len(load(code.asm, "gfx942").assembly.code) for code in codes]
+    programs = executor_module._Programs(sum(sizes[:3]))
+    first = [programs(code.asm, "gfx942", b"") for code in codes[:3]]
+    assert [programs(code.asm, "gfx942", b"") for code in codes[:3]] == first
+    programs(codes[3].asm, "gfx942", b"")  # the one used longest ago makes room
+    assert programs(codes[2].asm, "gfx942", b"") is first[2]
+    assert programs(codes[0].asm, "gfx942", b"") is not first[0]
+
+
+def test_a_program_larger_than_all_the_room_is_kept_while_it_runs() -> None:
+    code = compile_hip(SCALE, "gfx942")
+    programs = executor_module._Programs(1)
+    assert programs(code.asm, "gfx942", b"") is programs(code.asm, "gfx942", b"")
+
+
+BRANCHES = (
+    TOP
+    + """
+extern "C" __global__ void branches(const float* x, float* y) {
+  int i = threadIdx.x;
+  float v = x[i];
+"""
+    + "".join(f"  if (x[i] > {n}.5f) {{ v = v * v + {n}.0f; y[i + {n}] = v; }}\n" for n in range(24))
+    + "  y[i] = v;\n}\n"
+)
+
+
+@pytest.mark.parametrize(("source", "kernel", "tier"), [(SCALE, "scale", "numpy"), (BRANCHES, "branches", "c")])
+def test_small_launches_of_long_code_are_compiled(source: str, kernel: str, tier: str) -> None:
+    """A wave parts at each branch, which costs the NumPy tier more than it takes to make records of the code."""
+    given = {"x": np.zeros(256, np.float32), "y": np.zeros(256, np.float32)}
+    args: tuple = (("buffer", "x"), ("buffer", "y"))
+    launched = plan(source, kernel, args) if kernel == "branches" else scale()
+    done = SimExecutor(arch("gfx942")).execute([launched], given, outputs=("y",))
+    assert done.evidence["launches"][0]["tier"] == tier
