@@ -111,7 +111,8 @@ def test_triton_is_asked_once_which_kernel_to_launch(tmp_path: Path, monkeypatch
         "module.py.j2", title="small", version="0", arch="gfx942", target="triton", native=True, mode="eval",
         distinct=1, fallbacks="no", arena_bytes=256, kernels=[row, whole], regions=[], constants=False,
         region_dtypes=[("k", (None, "bfloat16"))], tensors=[], safetensors_dtypes={}, tied={}, used=[], signature=", x",
-        prologue=[], device="x.device", body=[], result="x", init_record="None", init_arguments="", derived=[], library=[],
+        prologue=[], device="x.device", body=[], result="x", init_record="None", init_arguments="",
+        derived=[], library=[],
     )  # fmt: skip
     (tmp_path / "module.py").write_text(text)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
