@@ -31,10 +31,9 @@ from types import ModuleType
 from typing import Any
 
 from kvc.arch import ArchSpec
+from kvc.backends.triton.addressing import offsets_stay_positive
 from kvc.diagnostics import Diagnostic, KvcError, Location
 from kvc.emitter import Candidate, CodeObject, Compiled, Launch, Task
-from kvc.kernel import KernelSpec
-from kvc.simplify import IndexAlgebra
 
 SOURCE_NAME = "kernel.py"
 
@@ -107,28 +106,13 @@ def argument(task: Task, candidate: Candidate, name: str) -> Argument:
         extents = [s.size for s in map(spec.size.__getitem__, operand.dims)]
         known = [e for e in extents if e is not None]
         reach = sum(max(e - 1, 0) * s for e, s in zip(known, spec.strides_of(name), strict=False)) + 1
-        small = len(known) == len(extents) and reach * operand.dtype.bytes < 2**31 and not _runs_backwards(spec, name)
+        near = len(known) == len(extents) and reach * operand.dtype.bytes < 2**31
+        small = near and offsets_stay_positive(spec, name)
         return Argument("*" + ELEMENT[operand.dtype.name], operand.align % 16 == 0, small and task.arch.vendor == "amd")
     for scratch in candidate.workspace:
         if scratch.name == name:
             return Argument("*" + ELEMENT[scratch.dtype], True)
     raise KvcError("KVC0603", f"launch argument {name!r} is neither an operand nor a scratch buffer")
-
-
-def _runs_backwards(spec: KernelSpec, tensor: str) -> bool:
-    """Whether an index into the tensor falls while an axis grows, as in a flip.
-
-    Such an offset is (negative lane part) + (constant). LLVM puts the constant into the instruction's own offset field,
-    and a buffer instruction then takes the negative rest for out of range: the tensor must not be addressed by one.
-    """
-    if any(loop.reverse for loop in spec.loops):
-        return True
-    algebra = IndexAlgebra(spec.size)
-    for stmt in spec.body:
-        for load in stmt.loads():
-            if load.tensor == tensor and any(c < 0 for at in load.index for _, c in algebra.linear(at).terms):
-                return True
-    return False
 
 
 def compile_candidate(candidate: Candidate) -> Compiled:
