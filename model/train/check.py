@@ -45,8 +45,9 @@ def _version(name: str) -> str:
 
 
 def _step(recipe: Any, device: str) -> dict[str, Any]:
-    """Three training steps of the recipe's shape at sequences of 1024 tokens at most, the last one timed."""
+    """Three training steps of the recipe's shape at sequences of 1024 tokens at most, the last one timed, and answers."""
     import torch
+    from kvc.model.train.decode import sample
     from kvc.model.train.network import Decoder
     from kvc.model.train.zero import _loss
 
@@ -62,12 +63,17 @@ def _step(recipe: Any, device: str) -> dict[str, Any]:
             if device == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        batch, most = (256, 256) if device == "cuda" else (4, 16)
+        written = sum(map(len, sample(network, [[1, 2]] * batch, most, end=-1, temperature=1.0)))
+        writing = time.perf_counter() - started
     except (RuntimeError, AssertionError) as error:  # no such device, no memory
         return {"device": device, "error": str(error).splitlines()[0]}
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "parameters": recipe.shape.parameters,
         "tokens_a_second": round(rows * length / times[-1]),
+        "written_a_second": round(written / writing),
         "gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if device == "cuda" else 0,
     }
 

@@ -28,8 +28,9 @@ from kvc.model.prompt import Asked, Tried, prompt, without_setting
 from kvc.model.shape import Shape
 from kvc.model.tokenizer import EOS, PAD, Tokenizer
 from kvc.model.train import checkpoint
+from kvc.model.train.decode import sample
 from kvc.model.train.judging import Judges
-from kvc.model.train.network import Decoder, sample
+from kvc.model.train.network import Decoder
 from kvc.model.train.recipe import Recipe, Rl
 from kvc.model.train.reward import REWARDS, Outcome, advantages, discounted
 from kvc.model.train.zero import save, tensors_of

@@ -1,7 +1,7 @@
 """The decoder in plain PyTorch, with the parameter names of Qwen3 checkpoints: what is trained from zero.
 
-Sequences start at position 0 and are padded on the right, so that causal attention needs no mask. Inference in batches
-runs over a cache of fixed size.
+Sequences start at position 0 and are padded on the right, so that causal attention needs no mask. Writing token by
+token is kvc.model.train.decode's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from kvc.model.shape import Shape
 from torch import Tensor, nn
-
-Cache = list[tuple[Tensor, Tensor]]
 
 
 class Norm(nn.Module):
@@ -39,15 +37,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(s.heads * s.head, s.hidden, bias=False)
         self.q_norm, self.k_norm = Norm(s.head, s.epsilon), Norm(s.head, s.epsilon)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: tuple[Tensor, Tensor] | None, at: int) -> Tensor:
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         s, (batch, time, _) = self.s, x.shape
         q = turn(self.q_norm(self.q_proj(x).view(batch, time, s.heads, s.head)).transpose(1, 2), cosine, sine)
         k = turn(self.k_norm(self.k_proj(x).view(batch, time, s.kv_heads, s.head)).transpose(1, 2), cosine, sine)
         v = self.v_proj(x).view(batch, time, s.kv_heads, s.head).transpose(1, 2)
-        if cache is not None:
-            cache[0][:, :, at : at + time], cache[1][:, :, at : at + time] = k, v
-            k, v = cache[0][:, :, : at + time], cache[1][:, :, : at + time]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=time > 1, enable_gqa=True)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).reshape(batch, time, -1))
 
 
@@ -66,8 +61,8 @@ class Block(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: tuple[Tensor, Tensor] | None, at: int) -> Tensor:
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cosine, sine, cache, at))
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cosine, sine))
         y = self.post_attention_layernorm(x)
         gated = F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y)
         return x + self.dropout(self.mlp["down_proj"](gated))
@@ -102,14 +97,11 @@ class Decoder(nn.Module):
                 deep = 1 / (2 * shape.layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 nn.init.normal_(p, 0.0, 0.02 * deep)
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None, at: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         x = self.model.embed_tokens(tokens)
-        time = tokens.shape[1]
-        cosine, sine = (t[at : at + time].to(x.dtype) for t in (self.cosine, self.sine))
-        for n, block in enumerate(self.model.layers):
-            # With a cache by its method, which is never the compiled one: every step is a shape of its own.
-            run = block if cache is None else block.forward
-            x = run(x, cosine, sine, cache[n] if cache is not None else None, at)
+        cosine, sine = (t[: tokens.shape[1]].to(x.dtype) for t in (self.cosine, self.sine))
+        for block in self.model.layers:
+            x = block(x, cosine, sine)
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
     def compile_blocks(self) -> None:
@@ -117,58 +109,3 @@ class Decoder(nn.Module):
         torch._dynamo.config.recompile_limit = 64
         for block in self.model.layers:
             block.compile(dynamic=False)
-
-    def new_cache(self, batch: int, time: int, dtype: torch.dtype) -> Cache:
-        s, device = self.shape, self.cosine.device
-        size = (batch, s.kv_heads, time, s.head)
-        return [
-            (torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
-            for _ in range(s.layers)
-        ]  # fmt: skip
-
-
-@torch.no_grad()
-def sample(
-    network: Decoder,
-    prompts: list[list[int]],
-    most: int,
-    end: int,
-    temperature: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> list[list[int]]:
-    """Answers to prompts, all in step: a sequence reads its own prompt token by token, then writes. Stops when all have
-    ended or at `most` tokens an answer. Greedy at temperature 0."""
-    network.eval()
-    device = network.cosine.device
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    longest = max(map(len, prompts))
-    steps = min(longest + most, network.shape.context)
-    forced = torch.zeros(len(prompts), steps, dtype=torch.long, device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    for n, p in enumerate(prompts):
-        forced[n, : len(p)] = torch.tensor(p[:steps], device=device)
-    cache = network.new_cache(len(prompts), steps, dtype)
-    written, done = forced.clone(), torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    first = min(map(len, prompts))
-    with torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
-        logits = network(forced[:, :first], cache, 0)[:, -1]
-        for at in range(first, steps):
-            chosen = _choose(logits.float(), temperature, generator)
-            writing = at >= lengths
-            token = torch.where(writing, torch.where(done, end, chosen), forced[:, at])
-            written[:, at] = token
-            done |= writing & ((token == end) | (at + 1 - lengths >= most))
-            if at % 32 == 0 and bool(done.all()):
-                break
-            logits = network(token[:, None], cache, at)[:, -1]
-    answers = []
-    for row, prompt in zip(written.tolist(), prompts, strict=True):
-        answer = row[len(prompt) : len(prompt) + most]
-        answers.append(answer[: answer.index(end)] if end in answer else answer)
-    return answers
-
-
-def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    if temperature <= 0:
-        return logits.argmax(-1)
-    return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)[:, 0]

@@ -14,6 +14,7 @@ weights. A session that was killed goes on from it when it is started again by t
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -74,8 +75,12 @@ class _Course:
     targets: dict[str, bool] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def ask(self, network: Decoder, count: int, samples: int, step: int, what: str, most: int = 2048) -> int:
-        """Answer prompts and hand the answers to the judges, batch by batch; gives their number."""
+    def ask(
+        self, network: Decoder, count: int, samples: int, step: int, what: str, most: int = 2048,
+        until: float = math.inf,
+    ) -> int:  # fmt: skip
+        """Answer prompts and hand the answers to the judges, batch by batch; gives their number. No batch is begun
+        after `until` (of time.monotonic())."""
         number = 0
         written = answers(network, self.corpus, self.tokenizer, count, samples=samples, most=most)
         for number, row in enumerate(written, 1):
@@ -83,6 +88,8 @@ class _Course:
             self.rows[row["key"]] = row
             if self.targets.setdefault(row["target"], is_judgeable(row["target"])):
                 self.judges.add(row)
+            if time.monotonic() > until:
+                break
         return number
 
     def probe(self, network: Decoder, step: int) -> None:
@@ -133,7 +140,7 @@ def run(session: Session, say: Callable[[str], None] = print) -> dict[str, Any]:
         )  # fmt: skip
         deadline = time.monotonic() + session.after
         _carry_weights(work, session, log)
-        made = course.ask(network, session.count, session.samples, -1, "final")
+        made = course.ask(network, session.count, session.samples, -1, "final", until=deadline)
         log.add(answers=made, left=round(deadline - time.monotonic(), 1))
         course.settle(judges.wait(max(deadline - time.monotonic(), 0.0)))
     rows = sorted(course.rows.values(), key=lambda r: (r["what"], r["step"]))

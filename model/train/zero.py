@@ -22,7 +22,8 @@ from kvc.model import weights as files
 from kvc.model.tokenizer import EOS, Tokenizer
 from kvc.model.train import checkpoint
 from kvc.model.train.corpus import Corpus, batches
-from kvc.model.train.network import Decoder, sample
+from kvc.model.train.decode import sample
+from kvc.model.train.network import Decoder
 from kvc.model.train.recipe import Recipe
 
 

@@ -11,7 +11,8 @@ from kvc.model.infer.engine import Engine
 from kvc.model.infer.generate import Sampling, generate
 from kvc.model.infer.reference import Reference
 from kvc.model.shape import Shape
-from kvc.model.train.network import Decoder, sample
+from kvc.model.train.decode import Stepper, sample
+from kvc.model.train.network import Decoder
 from kvc.model.weights import Weights
 
 TINY = Shape(vocabulary=96, hidden=32, layers=2, heads=4, kv_heads=2, head=16, inner=48, context=80)
@@ -72,6 +73,21 @@ def test_greedy_answers_agree_and_do_not_depend_on_the_batch(weights: Weights, n
     together = [a.tokens for a in generate(Engine(weights, 2), prompts, Sampling(most=12), [0, 0, 0])]
     assert alone == together
     assert [tuple(a) for a in sample(network, prompts, 12, 3)] == alone
+
+
+def test_a_step_at_a_time_gives_what_the_whole_sequence_gives(network: Decoder) -> None:
+    tokens = torch.arange(24).view(2, 12) * 7 % TINY.vocabulary
+    stepper = Stepper(network, 2, 12)
+    with torch.no_grad():
+        steps = torch.stack([stepper.logits(tokens[:, at], at) for at in range(12)], 1)
+        torch.testing.assert_close(steps, network(tokens), atol=1e-5, rtol=1e-4)
+
+
+def test_drawn_answers_follow_the_generator(network: Decoder) -> None:
+    def drawn(seed: int) -> list[list[int]]:
+        return sample(network, [[1, 5, 2], [1, 2]], 20, 3, 1.0, torch.Generator().manual_seed(seed))
+
+    assert drawn(4) == drawn(4) != drawn(5)
 
 
 def test_sampling_is_deterministic_under_a_seed(weights: Weights) -> None:
