@@ -45,7 +45,7 @@ def _version(name: str) -> str:
 
 
 def _step(recipe: Any, device: str) -> dict[str, Any]:
-    """Three training steps of the recipe's shape at sequences of 1024 tokens at most, the last one timed, and answers."""
+    """Three training steps of the recipe's shape at 1024 tokens a sequence at most, the last one timed, and answers."""
     import torch
     from kvc.model.train.decode import sample
     from kvc.model.train.network import Decoder
