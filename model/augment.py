@@ -10,6 +10,7 @@ examples of the vault, which are, teach which kernel is best; these teach how on
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ UNARY = (
     "exp", "tanh", "sigmoid", "relu", "silu", "gelu", "gelu_tanh", "abs", "neg", "sqrt", "rsqrt", "log", "log1p",
     "expm1", "sin", "cos", "erf", "softplus", "mish", "hardswish", "hardsigmoid", "reciprocal", "floor", "sign",
 )  # fmt: skip
+COMPARISONS = ("lt", "le", "gt", "ge")
 BINARY = ("add", "sub", "mul", "div", "minimum", "maximum", "add", "mul")
 REDUCTIONS = ("sum", "sum", "max", "min", "prod")
 FLOATS = (F32, BF16, F16)
@@ -102,6 +104,27 @@ def other_reductions(spec: KernelSpec, rng: random.Random) -> KernelSpec:
     return replace(spec, body=tuple(map(stmt, spec.body)))
 
 
+def constant(rng: random.Random) -> Const:
+    """A number as models hold them: a round one, one with some decimals, or a small one."""
+    kind = rng.random()
+    if kind < 0.4:
+        return Const(rng.choice((0.5, 2.0, 0.1, 1.0, 3.0, 0.044715, 0.25, 4.0, 1.5, 0.01, 0.2, 6.0)))
+    if kind < 0.85:
+        return Const(round(rng.uniform(0.05, 9.5), rng.randint(1, 4)))
+    return Const(float(f"{rng.randint(1, 9)}e-0{rng.randint(3, 8)}"))
+
+
+def other_constants(spec: KernelSpec, rng: random.Random) -> KernelSpec:
+    """Some floating constants drawn again; a sign stays."""
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Const) and isinstance(expr.value, float) and expr.value and rng.random() < 0.6:
+            return expr if not math.isfinite(expr.value) else Const(math.copysign(constant(rng).value, expr.value))
+        return expr
+
+    return _values(spec, visit)
+
+
 def other_dtype(spec: KernelSpec, rng: random.Random) -> KernelSpec:
     """One floating type of operands and temporaries replaced by another, everywhere."""
     present = [d for d in FLOATS if any(o.dtype is d for o in (*spec.inputs, *spec.outputs))]
@@ -173,11 +196,16 @@ def _everywhere(expr: Expr, visit: Callable[[Expr], Expr]) -> Expr:
 def _pointwise(value: Expr, axes: tuple[str, ...], rng: random.Random, extra: list[Operand], dtype: DType) -> Expr:
     """An operation on a value; sometimes with a new operand over some of the axes, which is added to `extra`."""
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.4:
         return Call(rng.choice(UNARY), (value,))
-    if kind < 0.65:
-        return Call(rng.choice(BINARY), (value, Const(rng.choice((0.5, 2.0, 0.1, 1.0, 3.0, 0.044715)))))
-    dims = axes if kind < 0.8 else axes[-1:] if kind < 0.9 else tuple(a for a in axes if rng.random() < 0.6)
+    if kind < 0.6:
+        return Call(rng.choice(BINARY), (value, constant(rng)))
+    if kind < 0.7:
+        return Call(rng.choice(BINARY), (Call(rng.choice(UNARY), (value,)), value))
+    if kind < 0.77:
+        inside = Call(rng.choice(COMPARISONS), (value, constant(rng)))
+        return Call("where", (inside, value, Call(rng.choice(("mul", "add")), (value, constant(rng)))))
+    dims = axes if kind < 0.87 else axes[-1:] if kind < 0.93 else tuple(a for a in axes if rng.random() < 0.6)
     made = Operand(f"more{len(extra)}_{rng.randrange(1000)}", dtype, dims)
     extra.append(made)
     args = (value, Load(made.name, tuple(Axis(a) for a in dims)))
@@ -204,6 +232,13 @@ def epilogue(spec: KernelSpec, rng: random.Random) -> KernelSpec:
     return replace(spec, body=tuple(body), inputs=(*spec.inputs, *extra))
 
 
+def chain(spec: KernelSpec, rng: random.Random) -> KernelSpec:
+    """Several operations more, one after the other."""
+    for _ in range(rng.randint(2, 7)):
+        spec = epilogue(spec, rng)
+    return spec
+
+
 def prologue(spec: KernelSpec, rng: random.Random) -> KernelSpec:
     """One operation on an input before anything reads it."""
     found = [o for o in spec.inputs if o.dtype.is_float and o.dims and o.alias is None]
@@ -223,7 +258,10 @@ def prologue(spec: KernelSpec, rng: random.Random) -> KernelSpec:
     return replace(spec, body=(made, *body), inputs=(*spec.inputs, *extra))
 
 
-CHANGES = (other_functions, other_reductions, other_dtype, other_sizes, other_layout, epilogue, epilogue, prologue)
+CHANGES = (
+    other_functions, other_reductions, other_constants, other_dtype, other_sizes, other_layout, epilogue, epilogue,
+    chain, prologue,
+)  # fmt: skip
 
 
 def changed(spec: KernelSpec, rng: random.Random, split: str = "train") -> KernelSpec | None:
