@@ -231,6 +231,9 @@ def qa(
         list[Path] | None,
         typer.Option("--include", "-I", help="Folder of headers that it includes (HIP's); repeatable."),
     ] = None,
+    define: Annotated[
+        list[str] | None, typer.Option("--define", "-D", help="Macro of its build, NAME or NAME=VALUE; repeatable.")
+    ] = None,
     licence: Annotated[str, typer.Option("--licence", help="SPDX licence, instead of that of its licence file.")] = "",
     commit: Annotated[
         str, typer.Option("--commit", help="Revision to cite, where the folder is no git checkout.")
@@ -240,7 +243,7 @@ def qa(
     """Write question-answer records from a ROCm library's headers, samples and documentation."""
     from kvc.vault.qa import REPORT, make
 
-    result = make(source, out, include or (), licence, commit)
+    result = make(source, out, include or (), licence, commit, define or ())
     if as_json:
         print_json({"ok": True, **result})
         return

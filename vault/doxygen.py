@@ -1,62 +1,64 @@
-"""Declarations of a header with their comments, by libclang: what is declared, its documentation, and a call of it."""
+"""Documentation comments taken apart: plain words, lists, parameters, results and examples, without commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import textwrap
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from clang.cindex import Cursor
-
-_COMMAND = re.compile(
-    r"[@\\](brief|details|param(?:\s*\[[\w, ]+\])?|tparam|returns?|par|note|code(?:\{[^}]*\})?|endcode|p|ref|c|a|e|b)\b"
-)
-_MARKS = re.compile(r"^\s*(?:/\*[*!]?<?|\*+/|\*(?!/)|///?<?|//!<?)[ \t]?|\*+/\s*$", re.MULTILINE)
+_MARKS = re.compile(r"^\s*(?:/\*[*!]?<?|\*+/|\*(?!/)|///?!?<?|//!<?)[ \t]?|\*+/\s*$", re.MULTILINE)
 _CODE = re.compile(r"[@\\]code(?:\{[^}]*\})?(.*?)[@\\]endcode", re.DOTALL)
-_INLINE = re.compile(r"[@\\](?:p|ref|c|a|e|b|em)\s+(\S+?)(?=[\s.,;:)]|$)")
+_INLINE = re.compile(r"[@\\](?:p|ref|c|a|e|b|em|link)\s+([^\s,;]+?\(\)|[^\s,;]+?)(?=[.,;:)\]]*(?:\s|$)|[,;])")
+_HTML = re.compile(r"<(tt|code)>(.*?)</\1>|</?(?:b|i|em|strong|br|p|ul|ol|sub|sup)\s*/?>", re.DOTALL)
 _MATH = re.compile(r"[@\\]f[$\[\]{}]")
-_PARAM = re.compile(
-    r"[@\\]t?param\s*(?:\[[\w, ]+\])?\s+(\w+)\s*-?\s*(.*?)(?=[@\\](?:t?param|returns?|par\b|brief|details|note|code|see|sa)\b|\Z)",  # noqa: E501
-    re.DOTALL,
+_STARTS = (
+    r"[@\\](?:t?param|returns?|retval|par\b|brief|details|note|code|see|sa|warning|pre|post|deprecated|exception"
+    r"|throws?)"
 )
-_RETURNS = re.compile(r"[@\\]returns?\s+(.*?)(?=[@\\](?:t?param|par\b|brief|note|code|see|sa)\b|\n\s*\n|\Z)", re.DOTALL)
+_ITEM = re.compile(
+    rf"[@\\]t?param\s*(?:\[[\w, ]+\])?\s+([\w.]+(?:\s*,\s*[\w.]+)*)\s*[-:]?\s*(.*?)(?={_STARTS}|\n\s*\n|\Z)", re.DOTALL
+)
+_RETVAL = re.compile(rf"[@\\]retval\s+(\S+)\s*[-:]?\s*(.*?)(?={_STARTS}|\n\s*\n|\Z)", re.DOTALL)
+_RETURNS = re.compile(rf"[@\\]returns?\b\s*(.*?)(?={_STARTS}|\n\s*\n|\Z)", re.DOTALL)
 _BLOCK = re.compile(
-    r"[@\\](?:parblock|endparblock|par[^\n]*|verbatim|endverbatim|addtogroup[^\n]*|ingroup[^\n]*|defgroup[^\n]*|file[^\n]*|[{}])"
+    r"[@\\](?:(?:addtogroup|ingroup|defgroup|file|author|date|name|internal|headerfile)\b[^\n]*|(?:parblock|endparblock|verbatim|endverbatim|endlink)\b|[{}])"
 )
+_EXAMPLES = re.compile(
+    r"[@\\]par[ \t]+(?:Code |Usage )?(?:Examples?|Usage|Snippet)[ \t]*:?[ \t]*(?:\n|\Z)", re.IGNORECASE
+)
+_PAR = re.compile(r"[@\\]par\b[ \t]*([^\n]*)")
+_LABELS = {
+    "note": "Note:", "warning": "Warning:", "deprecated": "Deprecated:", "pre": "Requires:", "post": "Afterwards:",
+    "attention": "Attention:", "remark": "", "see": "See", "sa": "See", "li": "\n* ", "arg": "\n* ", "brief": "",
+    "details": "", "short": "", "exception": "Throws", "throw": "Throws", "throws": "Throws", "todo": "", "n": "\n",
+}  # fmt: skip
+_LABEL = re.compile(rf"[@\\]({'|'.join(_LABELS)})\b:?[ \t]*")
+_BULLET = re.compile(r"^\s*(?:[*+-]|\d+[.)])\s+")
 
 
 @dataclass(frozen=True)
 class Comment:
-    """A documentation comment taken apart; texts are plain, without commands."""
+    """A documentation comment taken apart; texts are plain, without commands. `lead`: what is said of the examples,
+    which means nothing without them. `code`: the examples themselves."""
 
     brief: str
     details: str
     params: tuple[tuple[str, str], ...]
     returns: str
     code: tuple[str, ...]
+    lead: str = ""
 
     def prose(self) -> str:
         return "\n\n".join(p for p in (self.brief, self.details) if p)
 
-
-@dataclass(frozen=True)
-class Symbol:
-    """A documented declaration. `call`: for a plain function, a function that calls it with arguments of its own
-    parameters, which compiles if the declaration is whole; "" for templates. `values`: of an enumeration."""
-
-    kind: str
-    name: str
-    line: int
-    comment: Comment
-    call: str = ""
-    values: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def title(self) -> str:
-        return f"the {self.kind} {self.name}"
+    def answer(self) -> str:
+        """Prose, parameters and results."""
+        parts = [self.prose()]
+        if self.params:
+            parts.append("Parameters:\n" + "\n".join(f"- `{name}`: {text}" for name, text in self.params))
+        if self.returns:
+            parts.append(("Returns:\n" if self.returns.startswith("- ") else "Returns: ") + self.returns)
+        return "\n\n".join(p for p in parts if p)
 
 
 def comment_of(raw: str) -> Comment:
@@ -64,99 +66,78 @@ def comment_of(raw: str) -> Comment:
     text = _MARKS.sub("", raw).replace("\r", "")
     code = tuple(_dedented(c) for c in _CODE.findall(text))
     text = _CODE.sub("\n\n", text)
-    params = tuple((n, _plain(t)) for n, t in _PARAM.findall(text))
+    text, lead = _without_examples(text)
+    params = tuple(
+        (" ".join(n.split()), t) for n, d in _ITEM.findall(text) if re.search(r"\w", t := " ".join(plain(d).split()))
+    )
+    text = _ITEM.sub("\n\n", text)
+    values = [f"- `{name}`: {' '.join(plain(d).split())}".rstrip(": ") for name, d in _RETVAL.findall(text)]
+    text = _RETVAL.sub("\n\n", text)
     found = _RETURNS.search(text)
-    returns = _plain(found[1]) if found else ""
-    rest = _RETURNS.sub("\n\n", _PARAM.sub("\n\n", text))
-    head, mark, tail = re.sub(r"[@\\]details", "\0", rest).partition("\0")
+    returns = plain(found[1]) if found else ""
+    if values:
+        returns = "\n".join([*([f"- {returns}"] if returns else []), *dict.fromkeys(values)])
+    text = _RETURNS.sub("\n\n", text)
+    head, mark, tail = re.sub(r"[@\\]details", "\0", text).partition("\0")
     brief, _, more = re.sub(r"^.*?[@\\]brief", "", head, count=1, flags=re.DOTALL).strip().partition("\n\n")
-    return Comment(_plain(brief), _plain(f"{more}\n\n{tail}" if mark else more), params, returns, code)
+    return Comment(plain(brief), plain(f"{more}\n\n{tail}" if mark else more), params, returns, code, plain(lead))
 
 
-def _plain(text: str) -> str:
-    """Words without commands, paragraphs kept."""
-    text = _INLINE.sub(r"`\1`", _BLOCK.sub(" ", _MATH.sub("", text)))
-    text = re.sub(r"[@\\](?:note|see|sa|warning|remark|deprecated|par|li|pre|post|brief|details)\b\s*", "", text)
-    parts = [" ".join(p.split()) for p in re.split(r"\n\s*\n", text)]
-    return "\n\n".join(p for p in parts if re.search(r"\w", p))
+def _without_examples(text: str) -> tuple[str, str]:
+    """(the comment without paragraphs titled "Example", what they say)."""
+    kept, leads = [], []
+    parts = _EXAMPLES.split(text)
+    for number, part in enumerate(parts):
+        if number == 0:
+            kept.append(part)
+            continue
+        block = re.match(r"\s*[@\\]parblock(.*?)[@\\]endparblock", part, re.DOTALL)
+        end = block.end() if block else _next_paragraph(part)
+        leads.append(block[1] if block else part[:end])
+        kept.append("\n\n" + part[end:])
+    return "".join(kept), "\n\n".join(leads)
+
+
+def _next_paragraph(text: str) -> int:
+    """Where a \\par without \\parblock ends: at the next section command."""
+    found = re.search(_STARTS, text)
+    return found.start() if found else len(text)
+
+
+def plain(text: str) -> str:
+    """Words without commands. Paragraphs and list items keep lines of their own."""
+    text = _HTML.sub(lambda m: f"`{m[2].strip()}`" if m[1] else " ", _MATH.sub("$", text))
+    text = _PAR.sub(lambda m: f"\n\n{m[1].strip().rstrip(':')}:\n\n" if m[1].strip() else "\n\n", _BLOCK.sub(" ", text))
+    text = _LABEL.sub(lambda m: f"{_LABELS[m[1]]} ", text)
+    text = re.sub(r"(`[^`\n]+`) +(?=[.,;:)])", r"\1", _INLINE.sub(_as_code, text))
+    parts = [_lines(p) for p in re.split(r"\n\s*\n", text)]
+    kept = [p for p in parts if re.search(r"\w", p)]
+    # A heading whose section was taken out says nothing.
+    return "\n\n".join(
+        p for n, p in enumerate(kept) if not (p.endswith(":") and p.count(" ") < 5 and n + 1 == len(kept))
+    )
+
+
+def _as_code(found: re.Match[str]) -> str:
+    """A word in code marks; a formula that was cut at a blank has none."""
+    word = found[1]
+    return word if "`" in word or word.count("(") != word.count(")") else f"`{word}`"
+
+
+def _lines(paragraph: str) -> str:
+    """One paragraph with its words in one line, but for list items."""
+    lines: list[str] = []
+    for line in paragraph.split("\n"):
+        if _BULLET.match(line) or not lines:
+            depth = (len(line) - len(line.lstrip())) if _BULLET.match(line) else 0
+            lines.append(("  " if depth > 2 else "") + " ".join(line.split()))
+        else:
+            lines[-1] = f"{lines[-1]} {' '.join(line.split())}".rstrip()
+    return "\n".join(line for line in lines if re.search(r"\w", line))
 
 
 def _dedented(code: str) -> str:
-    import textwrap
-
     return textwrap.dedent(code.strip("\n")).strip() + "\n"
 
 
-def symbols(path: Path, args: Sequence[str]) -> Iterator[Symbol]:
-    """Documented declarations of one header, in order of line, each name once; internal namespaces are left out."""
-    from clang.cindex import Index, TranslationUnit, TranslationUnitLoadError
-
-    options = TranslationUnit.PARSE_SKIP_FUNCTION_BODIES
-    try:
-        unit = Index.create().parse(str(path), list(args), options=options)
-    except TranslationUnitLoadError:
-        return
-    seen: set[str] = set()
-    for cursor, space in _declarations(unit.cursor, str(path), ""):
-        symbol = _symbol(cursor, space)
-        if symbol is not None and symbol.name not in seen:
-            seen.add(symbol.name)
-            yield symbol
-
-
-def _declarations(cursor: Cursor, file: str, space: str) -> Iterator[tuple[Cursor, str]]:
-    for child in cursor.get_children():
-        if child.location.file is None or child.location.file.name != file:
-            continue
-        kind = child.kind.name
-        if kind == "NAMESPACE":
-            if child.spelling and child.spelling not in ("detail", "internal", "impl"):
-                yield from _declarations(child, file, f"{space}{child.spelling}::")
-        elif kind in ("LINKAGE_SPEC", "UNEXPOSED_DECL"):
-            yield from _declarations(child, file, space)
-        elif child.raw_comment:
-            yield child, space
-
-
-_KINDS = {
-    "FUNCTION_DECL": "function", "FUNCTION_TEMPLATE": "function", "STRUCT_DECL": "struct", "CLASS_DECL": "class",
-    "CLASS_TEMPLATE": "class template", "ENUM_DECL": "enum", "TYPEDEF_DECL": "type", "TYPE_ALIAS_DECL": "type",
-    "TYPE_ALIAS_TEMPLATE_DECL": "type",
-}  # fmt: skip
-
-
-def _symbol(cursor: Cursor, space: str) -> Symbol | None:
-    kind = _KINDS.get(cursor.kind.name)
-    if kind is None or not cursor.spelling or "(unnamed" in cursor.spelling:
-        return None
-    name = f"{space}{cursor.spelling}"
-    comment = comment_of(cursor.raw_comment)
-    line = cursor.location.line
-    if kind == "enum":
-        values = tuple(
-            (child.spelling, comment_of(child.raw_comment).prose() if child.raw_comment else "")
-            for child in cursor.get_children()
-            if child.kind.name == "ENUM_CONSTANT_DECL"
-        )
-        return Symbol(kind, name, line, comment, values=values)
-    if cursor.kind.name == "FUNCTION_DECL":
-        return Symbol(kind, name, line, comment, call=_call(cursor, name))
-    return Symbol("function template" if kind == "function" else kind, name, line, comment)
-
-
-def _call(cursor: Cursor, name: str) -> str:
-    """A function with the parameters of another that hands them on."""
-    given: list[str] = []
-    passed: list[str] = []
-    for number, argument in enumerate(cursor.get_arguments()):
-        label = argument.spelling or f"a{number}"
-        text: Any = argument.type.spelling
-        if "(" in text or "[" in text:  # pointers to functions and arrays are declared around their name
-            return ""
-        given.append(f"{text} {label}")
-        passed.append(label)
-    result = cursor.result_type.spelling
-    body = f"{name}({', '.join(passed)});"
-    ret = "" if result == "void" else "return "
-    parameters = ",\n    ".join(given)
-    return f"{result} call({parameters and chr(10) + '    '}{parameters})\n{{\n    {ret}{body}\n}}"
+__all__ = ["Comment", "comment_of", "plain"]

@@ -11,12 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from kvc.diagnostics import KvcError
-from kvc.vault.doxygen import Comment, Symbol, symbols
-from kvc.vault.front_end import FrontEnd
+from kvc.vault.declarations import Symbol, Unread, symbols
+from kvc.vault.front_end import FrontEnd, Shown
+from kvc.vault.pages import Section, sections
 
 REPORT = "dropped.jsonl"
 MIN_WORDS = 12  # of prose, for an answer that is prose alone
@@ -24,11 +26,9 @@ MAX_CHARS = 12_000
 _HEADERS, _SAMPLES, _PAGES = (".h", ".hpp"), (".cpp", ".hip", ".c", ".cc"), (".rst", ".md")
 _SKIPPED = {"test", "tests", "gtest", "benchmark", "benchmarks", "deps", "detail", "build", "cmake", ".git", "perf"}
 _SAMPLE_FOLDERS = {"sample", "samples", "example", "examples"}
-_TITLE = re.compile(r"^(?P<rst>[^\n]+)\n(?P<line>[=\-*~^#]{3,})[ \t]*$|^(?P<md>#{1,4} [^\n]+)$", re.MULTILINE)
-_DIRECTIVE = re.compile(r"^[ \t]*\.\. [^\n]*(?:\n(?:[ \t]+[^\n]*)?)*", re.MULTILINE)
-_CODE_BLOCK = re.compile(r"^\.\. code(?:-block)?:: *(?:c\+\+|cpp|c|hip)\s*\n\n?((?:[ \t]+[^\n]*\n|\n)+)", re.MULTILINE)
-_MD_CODE = re.compile(r"```(?:c\+\+|cpp|c|hip)\n(.*?)```", re.DOTALL)
-_ROLE = re.compile(r":[\w:]+:`~?([^`<]+?)(?: *<[^`>]*>)?`|`([^`<]+?) *<[^`>]*>`_+|``([^`]+)``")
+_NO_PAGES = ("CHANGELOG", "LICENSE", "LICENCE", "NOTICE", "CONTRIBUTING", "CODE_OF_CONDUCT")
+_CLIENTS = {"client", "clients"}  # programs that test and time a library: their headers are none of it
+_COMMENT_HEAD = re.compile(r"\A(\s*(/\*.*?\*/|//[^\n]*))+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ class Checkout:
     licence: str
     commit: str
     front_end: FrontEnd
+    tally: Counter[str]
+    #: Name of a documented declaration, without its namespace -> the header that has it, as it is included.
+    headers: dict[str, str]
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -73,29 +76,40 @@ class Checkout:
         return sorted(p for p in found if not _SKIPPED & {part.lower() for part in p.relative_to(self.root).parts[:-1]})
 
 
-def make(source: Path, out: Path, include: Sequence[Path], licence: str = "", commit: str = "") -> dict[str, Any]:
+def make(
+    source: Path, out: Path, include: Sequence[Path], licence: str = "", commit: str = "", macros: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write the pairs of a checkout to `out` (JSON lines) and what was left out to dropped.jsonl beside it. Gives
-    counts. KVC0101 where there is no checkout, or where its licence is nowhere stated and not given."""
+    counts: pairs by kind, documented declarations seen, pieces of code tried, compiled and kept. KVC0101 where there is
+    no checkout, or where its licence is nowhere stated and not given."""
     if not source.is_dir():
         raise KvcError("KVC0101", f"{source} is no folder")
     root = source.resolve()
     name, found = root.name, licence or licence_of(root)
     if not found:
         raise KvcError("KVC0101", f"{source} has no licence file that is known", hint="say it with --licence SPDX")
-    places = [*_own_includes(root), *include]
-    checkout = Checkout(root, name, found, commit or _commit(root), FrontEnd(places))
+    own = _own_includes(root)
+    tally: Counter[str] = Counter()
+    checkout = Checkout(root, name, found, commit or _commit(root), FrontEnd([*own, *include], own, macros), tally, {})
     counts: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     seen: set[str] = set()
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", encoding="utf-8") as stream, (out.parent / REPORT).open("w", encoding="utf-8") as report:
-        for made in (*_of_headers(checkout), *_of_samples(checkout), *_of_pages(checkout)):
+
+        def leave_out(what: Dropped) -> None:
+            dropped[what.kind] += 1
+            report.write(json.dumps(asdict(what)) + "\n")
+
+        for made in chain(_of_headers(checkout), _of_samples(checkout), _of_pages(checkout)):
+            why = "" if isinstance(made, Dropped) else _repeats(made, seen)
             if isinstance(made, Dropped):
-                dropped[made.kind] += 1
-                report.write(json.dumps(asdict(made)) + "\n")
-            elif made.question not in seen and len(made.answer) <= MAX_CHARS:
-                seen.add(made.question)
+                leave_out(made)
+            elif why:
+                leave_out(Dropped(made.kind, made.file, made.line, why))
+            else:
                 counts[made.kind] += 1
+                tally["kept"] += made.code == "compiled"
                 stream.write(json.dumps(made.to_json()) + "\n")
     return {
         "library": name,
@@ -103,7 +117,25 @@ def make(source: Path, out: Path, include: Sequence[Path], licence: str = "", co
         "pairs": sum(counts.values()),
         "kinds": dict(counts),
         "dropped": dict(dropped),
+        "declarations": tally["declarations"],
+        "code": {key: tally[key] for key in ("tried", "compiled", "kept")},
     }
+
+
+def _repeats(pair: Pair, seen: set[str]) -> str:
+    """Why a pair is not written beside those that were; "" for none. The same words about another name, or the same
+    name in a second header, teach nothing new."""
+    if len(pair.answer) > MAX_CHARS:
+        return "too long for an answer"
+    # Overloads and wrappers: the same text once what they are called is taken out.
+    bare = pair.answer
+    for name in sorted({n.rpartition("::")[2] for n in pair.symbols if n}, key=len, reverse=True):
+        bare = re.sub(rf"\b{re.escape(name)}\b", "", bare)
+    keys = {pair.question, f"{pair.kind}\0{' '.join(bare.split())}"}
+    if keys & seen:
+        return "repeats another answer"
+    seen |= keys
+    return ""
 
 
 @dataclass(frozen=True)
@@ -164,61 +196,96 @@ def _pair(
 
 def _of_headers(checkout: Checkout) -> Iterator[Pair | Dropped]:
     for path in checkout.files(_HEADERS):
-        if "include" not in path.parts or _SAMPLE_FOLDERS & set(path.parts):
+        if "include" not in path.parts or (_SAMPLE_FOLDERS | _CLIENTS) & {part.lower() for part in path.parts}:
             continue
-        for symbol in symbols(path, checkout.front_end.parse_args()):
-            if len(symbol.comment.prose().split()) >= 4:
-                yield from _of_symbol(checkout, path, symbol)
+        found = list(symbols(path, checkout.front_end.parse_args()))
+        checkout.tally["declarations"] += len(found)
+        said = [s for s in found if isinstance(s, Symbol) and (s.values or len(s.comment.prose().split()) >= 4)]
+        overloads = Counter(s.name for s in said if s.callable)
+        for symbol in found:
+            checkout.headers.setdefault(symbol.name.rpartition("::")[2], _include_of(checkout, path))
+            if isinstance(symbol, Unread):
+                yield Dropped("function", checkout.relative(path), symbol.line, symbol.why)
+        for symbol in said:
+            yield from _of_symbol(checkout, path, symbol, overloads[symbol.name] > 1)
 
 
 def _include_of(checkout: Checkout, path: Path) -> str:
-    """How a header is included: its path below the folder named include."""
+    """How a header is included: its path below the folder named include, as an installation calls it."""
     parts = path.parts
-    return "/".join(parts[len(parts) - 1 - parts[::-1].index("include") + 1 :])
+    cut = len(parts) - 1 - parts[::-1].index("include") + 1
+    prefix = checkout.front_end.prefixes.get(Path(*parts[:cut]), "")
+    return "/".join([*([prefix] if prefix else []), *parts[cut:]])
 
 
-def _of_symbol(checkout: Checkout, path: Path, symbol: Symbol) -> Iterator[Pair | Dropped]:
+def _of_symbol(checkout: Checkout, path: Path, symbol: Symbol, overloaded: bool) -> Iterator[Pair | Dropped]:
     library, header = checkout.name, _include_of(checkout, path)
     place = (path, symbol.line)
-    if symbol.kind == "enum" and symbol.values:
-        lines = [f"- `{name}`" + (f": {text}" if text else "") for name, text in symbol.values]
-        answer = f"{symbol.comment.prose()}\n\n" + "\n".join(lines)
-        question = f"Which values does {symbol.name} have in {library}, and what do they mean?"
-        yield _pair(checkout, "enum", question, answer, *place, "none", symbol.name)
+    # Overloads have one name: their parameters tell them apart.
+    which = f"({', '.join(symbol.arguments or ())})" if overloaded else ""
+    if symbol.values:
+        answer = symbol.comment.answer() + "\n\n" + _listed(symbol.values)
+        verb = "values does" if symbol.kind == "enum" else "members does"
+        question = f"Which {verb} {symbol.name} have in {library}, and what do they mean?"
+        if len(answer.split()) >= MIN_WORDS:
+            yield _pair(checkout, symbol.kind, question, answer, *place, "none", symbol.name)
+    elif symbol.callable:
+        yield from _of_function(checkout, path, symbol, which)
+    elif len(symbol.comment.answer().split()) >= MIN_WORDS:
+        question = f"What is {symbol.title} in {library} for?"
+        yield _pair(checkout, symbol.kind, question, symbol.comment.answer(), *place, "none", symbol.name)
+    yield from _examples(checkout, path, symbol, header, which)
+
+
+def _listed(values: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"- {name}" + (f": {said}" if said else "") for name, said in values)
+
+
+def _of_function(checkout: Checkout, path: Path, symbol: Symbol, which: str) -> Iterator[Pair | Dropped]:
+    library, header = checkout.name, _include_of(checkout, path)
+    prose = symbol.comment.answer()
+    if symbol.call:
+        code, title = f"#include <{header}>\n\n{symbol.call}\n", "A call, with its types"
+        form = code
+    elif symbol.declared and len(prose.split()) >= MIN_WORDS:
+        # A template cannot be called without an invention. Its declaration has been compiled where it stands.
+        code, title, form = f"#include <{header}>\n\n{symbol.declared}\n", "Its declaration", f"#include <{header}>\n"
+        owner = symbol.name.rpartition("::")[0]
+        code = f"// {header}" + (f", in {owner}" if owner else "") + f"\n{symbol.declared}\n"
+    else:
         return
-    parts = [symbol.comment.prose()]
-    parts += (
-        ["Parameters:\n" + "\n".join(f"- `{n}`: {t}" for n, t in symbol.comment.params)]
-        if symbol.comment.params
-        else []
-    )
-    parts += [f"Returns: {symbol.comment.returns}"] if symbol.comment.returns else []
-    prose = "\n\n".join(p for p in parts if p)
-    if symbol.kind == "function" and symbol.call:
-        code = f"#include <{header}>\n\n{symbol.call}\n"
-        problem = checkout.front_end.problem(code)
-        if problem:
-            yield Dropped("function", checkout.relative(path), symbol.line, problem)
-        else:
-            answer = f"{prose}\n\nA call, with its types:\n```cpp\n{code}```"
-            question = f"What does {symbol.name} do in {library}, and how is it called?"
-            yield _pair(checkout, "function", question, answer, *place, "compiled", symbol.name)
-    elif len(prose.split()) >= MIN_WORDS:
-        question = f"What is {symbol.title} in {library}{' for' if symbol.comment.params else ''}?"
-        yield _pair(checkout, symbol.kind, question, prose, *place, "none", symbol.name)
-    yield from _examples(checkout, path, symbol, header)
+    checkout.tally["tried"] += 1
+    problem = checkout.front_end.problem(form)
+    space = symbol.name.rpartition("::")[0]
+    if problem and symbol.call and space:  # its types may be named as they are inside its namespace
+        code = form = f"#include <{header}>\n\nusing namespace {space};\n\n{symbol.call}\n"
+        problem = checkout.front_end.problem(form) and problem
+    if problem:
+        yield Dropped(symbol.kind, checkout.relative(path), symbol.line, problem)
+        return
+    checkout.tally["compiled"] += 1
+    answer = f"{prose}\n\n{title}:\n```cpp\n{code}```"
+    article = "" if symbol.kind == "function" else f"the {symbol.kind} "
+    question = f"What does {article}{symbol.name}{which} do in {library}, and how is it called?"
+    yield _pair(checkout, symbol.kind, question, answer, path, symbol.line, "compiled", symbol.name)
 
 
-def _examples(checkout: Checkout, path: Path, symbol: Symbol, header: str) -> Iterator[Pair | Dropped]:
+def _examples(checkout: Checkout, path: Path, symbol: Symbol, header: str, which: str) -> Iterator[Pair | Dropped]:
     for number, example in enumerate(symbol.comment.code):
-        shown = checkout.front_end.compiled_form(example, header)
-        if isinstance(shown, str):
-            which = "" if number == 0 else f" (another example, number {number + 1})"
-            question = f"Show how {symbol.title} of {checkout.name} is used{which}."
-            answer = f"{symbol.comment.brief}\n\n```cpp\n{example.strip()}\n```"
-            yield _pair(checkout, "example", question, answer, path, symbol.line, "compiled", symbol.name)
-        else:
+        checkout.tally["tried"] += 1
+        shown = checkout.front_end.compiled_form(example, [header])
+        if not isinstance(shown, Shown):
             yield Dropped("example", checkout.relative(path), symbol.line, shown.why)
+            continue
+        checkout.tally["compiled"] += 1
+        another = "" if number == 0 else f" (another example, number {number + 1})"
+        question = f"Show how {symbol.title}{which} of {checkout.name} is used{another}."
+        said = "\n\n".join(p for p in (symbol.comment.brief, symbol.comment.lead) if p)
+        code = shown.text.strip()
+        if header not in code:
+            code = f"#include <{header}>\n\n{code}"
+        answer = f"{said}\n\n```cpp\n{code}\n```"
+        yield _pair(checkout, "example", question, answer, path, symbol.line, "compiled", symbol.name)
 
 
 # ---------------------------------------------------------------- samples and pages
@@ -229,58 +296,90 @@ def _of_samples(checkout: Checkout) -> Iterator[Pair | Dropped]:
         if not _SAMPLE_FOLDERS & {p.lower() for p in path.parts}:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        body = re.sub(r"\A(\s*(/\*.*?\*/|//[^\n]*))+", "", text, flags=re.DOTALL).strip()
-        prefix = checkout.name.replace("-", "").lower()
-        calls = dict.fromkeys(re.findall(rf"\b({prefix}(?:::|_)?[A-Za-z]\w*)\s*(?:<[^;()]*>)?\(", text, re.IGNORECASE))
-        names = [c for c in calls if not re.search(r"create|destroy|status|error|string|check", c, re.IGNORECASE)][:4]
+        body = _COMMENT_HEAD.sub("", text).strip()
+        names = _used(checkout, text)
         file = checkout.relative(path)
-        if not names or len(body) > MAX_CHARS:
+        helpers = _helpers(path, text)
+        helped = "".join(f"\n\nIts {h.name}:\n```cpp\n{_body(h)}\n```" for h in helpers)
+        if len(body) + len(helped) > MAX_CHARS:
+            helped = "".join(f"\n\n`{h.name}` is the samples' own: {checkout.relative(h)}." for h in helpers)
+        if not names or len(body) + len(helped) > MAX_CHARS:
             yield Dropped("sample", file, 1, "calls nothing of the library" if not names else "too long for an answer")
             continue
-        problem = checkout.front_end.problem(text, path.parent, is_c=path.suffix == ".c")
+        checkout.tally["tried"] += 1
+        beside = list(dict.fromkeys((path.parent, *(h.parent for h in helpers))))
+        problem = checkout.front_end.problem(text, beside, is_c=path.suffix == ".c")
         if problem:
             yield Dropped("sample", file, 1, problem)
             continue
+        checkout.tally["compiled"] += 1
         question = f"Write a complete program with {checkout.name} that uses {', '.join(names)} ({path.stem})."
         line = text[: text.index(body[:40])].count("\n") + 1
-        yield _pair(checkout, "sample", question, f"```cpp\n{body}\n```", path, line, "compiled", *names)
+        yield _pair(checkout, "sample", question, f"```cpp\n{body}\n```{helped}", path, line, "compiled", *names)
+
+
+def _used(checkout: Checkout, text: str) -> list[str]:
+    """Up to four names of the library that a program calls, or else uses."""
+    prefix = re.sub(r"\W", "", checkout.name).lower()
+    name = rf"\b({prefix}\w*(?:::\w+)*)"
+    calls = re.findall(rf"{name}\s*(?:<[^;()]*>)?\(", text, re.IGNORECASE)
+    uses = re.findall(rf"\b({prefix}\w*(?:::\w+)+)", text, re.IGNORECASE)
+    used = dict.fromkeys([*calls, *uses])
+    return [c for c in used if not re.search(r"create|destroy|status|error|string|check", c, re.IGNORECASE)][:4]
+
+
+def _body(path: Path) -> str:
+    return _COMMENT_HEAD.sub("", path.read_text(encoding="utf-8", errors="replace")).strip()
+
+
+def _helpers(path: Path, text: str) -> list[Path]:
+    """Files of the samples' own folder that a sample includes by quotes: without them it is no complete program."""
+    names = {p.lower(): p for p in path.parts}
+    top = next((names[f] for f in sorted(_SAMPLE_FOLDERS) if f in names), "")
+    root = Path(*path.parts[: path.parts.index(top) + 1])
+    found: list[Path] = []
+    for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', text, re.MULTILINE):
+        if (path.parent / name).is_file():
+            found.append((path.parent / name).resolve())
+        else:
+            found += sorted(p for p in root.rglob(Path(name).name) if p.as_posix().endswith(f"/{name}"))[:1]
+    return found
 
 
 def _of_pages(checkout: Checkout) -> Iterator[Pair | Dropped]:
     for path in checkout.files(_PAGES):
-        if path.stem.upper().startswith(("CHANGELOG", "LICENSE", "NOTICE", "CONTRIBUTING")):
+        if path.stem.upper().startswith(_NO_PAGES):
             continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        titles = list(_TITLE.finditer(text))
-        page = ""
-        for number, found in enumerate(titles):
-            title = (found["rst"] or found["md"] or "").strip("# *\t")
-            page = page or title
-            end = titles[number + 1].start() if number + 1 < len(titles) else len(text)
-            yield from _of_section(
-                checkout, path, page, title, text[found.end() : end], text[: found.start()].count("\n") + 1
-            )
+        for section in sections(path.read_text(encoding="utf-8", errors="replace")):
+            yield from _of_section(checkout, path, section)
 
 
-def _of_section(
-    checkout: Checkout, path: Path, page: str, title: str, body: str, line: int
-) -> Iterator[Pair | Dropped]:
-    blocks = [re.sub(r"^ {3,4}", "", b, flags=re.MULTILINE) for b in _CODE_BLOCK.findall(body)] + _MD_CODE.findall(body)
-    prose = _ROLE.sub(lambda m: f"`{m[1] or m[2] or m[3]}`", _DIRECTIVE.sub("", _MD_CODE.sub("", body)))
-    prose = re.sub(r"\n{3,}", "\n\n", re.sub(r"^={3,}.*$|^\*{3,}.*$|^\.\. _.*$", "", prose, flags=re.MULTILINE)).strip()
-    if len(prose.split()) < MIN_WORDS:
-        return
-    shown, compiled = [], "none"
-    for block in blocks:
-        made = checkout.front_end.compiled_form(block, "")
-        if isinstance(made, str):
-            shown.append(f"```cpp\n{block.strip()}\n```")
-            compiled = "compiled"
+def _headers_for(checkout: Checkout, code: str) -> list[str]:
+    """Headers of the library whose declarations a piece of code names."""
+    found = (checkout.headers.get(word) for word in dict.fromkeys(re.findall(r"[A-Za-z_]\w{3,}", code)))
+    return list(dict.fromkeys(h for h in found if h))
+
+
+def _of_section(checkout: Checkout, path: Path, section: Section) -> Iterator[Pair | Dropped]:
+    shown: dict[int, str] = {}
+    code = "none"
+    for number, part in enumerate(section.parts):
+        if not part.is_cpp:
+            continue
+        checkout.tally["tried"] += 1
+        headers = _headers_for(checkout, part.text)
+        made = checkout.front_end.compiled_form(part.text, headers)
+        if isinstance(made, Shown):
+            checkout.tally["compiled"] += 1
+            includes = "".join(f"#include <{h}>\n" for h in headers if h not in made.text)
+            shown[number] = f"{includes}{made.text.strip()}"
+            code = "compiled"
         else:
-            yield Dropped("page", checkout.relative(path), line, made.why)
-    where = f" ({page})" if page != title else ""
-    question = f"What does the documentation of {checkout.name} say about {title}{where}?"
-    yield _pair(checkout, "page", question, "\n\n".join([prose, *shown]), path, line, compiled)
+            yield Dropped("page", checkout.relative(path), section.line, made.why)
+    answer = section.answer(shown)
+    if answer:
+        question = section.question(checkout.name)
+        yield _pair(checkout, "page", question, answer, path, section.line, code)
 
 
-__all__ = ["Checkout", "Comment", "Dropped", "Pair", "licence_of", "make"]
+__all__ = ["Checkout", "Dropped", "Pair", "licence_of", "make"]

@@ -128,7 +128,7 @@ def test_pairs_cite_their_source_and_code_has_compiled(checkout: Path) -> None:
     assert "- `n`: [int] number of elements in `x`." in function["answer"] and "zero on success" in function["answer"]
     assert "#include <tiny/tiny.h>" in function["answer"] and "return tinyScale(n, alpha, x);" in function["answer"]
     assert function["messages"][1]["content"].endswith(f"Source: tiny, include/tiny/tiny.h:{line}")
-    assert "- `TINY_DEVICE`: Scalars are read on the device." in by_kind["enum"]["answer"]
+    assert "- `TINY_DEVICE` = 1: Scalars are read on the device." in by_kind["enum"]["answer"]
     assert "int status = tinyScale" in by_kind["example"]["answer"]
     assert "std::vector" in by_kind["sample"]["answer"] and by_kind["sample"]["line"] == 2
     page = by_kind["page"]
