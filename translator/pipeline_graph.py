@@ -19,9 +19,12 @@ from kvc.passes.fold import fold
 from kvc.passes.fold_norm import fold_norms
 from kvc.passes.fuse import Barrier, Fusion
 from kvc.passes.partition import Cut, grouped, partition
+from kvc.passes.pools import compose_pools
 from kvc.plan import Fallback, Invoke, Plan, Step, fixed_inputs
 
-GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (empty, canonicalize, fold, fold_norms, canonicalize)
+GRAPH_PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    empty, canonicalize, fold, fold_norms, compose_pools, canonicalize,
+)  # fmt: skip
 
 MAX_NAME = 48  # characters of a kernel's name
 
