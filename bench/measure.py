@@ -70,13 +70,14 @@ _MATRIX = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 @dataclass(frozen=True)
 class Operation:
     """`matrix`: the (M, N, K) of a contraction, else None. `extents`: of the (first) result, or of the first operand
-    where that is larger (a reduction)."""
+    where that is larger (a reduction). `sampled`: the values that each statistic of a norm is of, else 0."""
 
     name: str
     extents: tuple[int, ...]
     matrix: tuple[int, int, int] | None
     macs: int
     elements: int
+    sampled: int = 0
 
     def repeated(self, times: int) -> Operation:
         return replace(self, macs=times * self.macs, elements=times * self.elements)
@@ -104,6 +105,11 @@ class Measurement:
         """State, inputs and the largest result, as fp32."""
         largest = max((math.prod(o.extents) for o in self.operations), default=0)
         return 4 * (sum(math.prod(s) for s in (*self.state, *self.inputs)) + largest)
+
+    @property
+    def sampled(self) -> int:
+        """The fewest values that the statistics of any norm are of; 0 without norms."""
+        return min((o.sampled for o in self.operations if o.sampled), default=0)
 
     @property
     def structure(self) -> tuple[str, ...]:
@@ -225,7 +231,21 @@ def _operation(name: str, args: Any, given: Sequence[tuple[int, ...]], made: Seq
             elements += macs
     elif "pool" in name and len(args) > 1 and "adaptive" not in name:
         elements += math.prod(out) * _window(args[1], len(out))
-    return Operation(name, extents, matrix, macs, elements)
+    return Operation(name, extents, matrix, macs, elements, _sampled(name, args, given))
+
+
+def _sampled(name: str, args: Any, given: Sequence[tuple[int, ...]]) -> int:
+    """Values that each statistic of a norm is of; 0 for anything else."""
+    if not given or not given[0]:
+        return 0
+    if "batch_norm" in name:  # instance norms come as one, of a batch of 1
+        return math.prod(given[0]) // max(given[0][1], 1)
+    if name == "native_layer_norm":
+        return math.prod(args[1])
+    if name == "native_group_norm":
+        _, channels, pixels, groups = (int(a) for a in args[3:7])
+        return channels * pixels // max(groups, 1)
+    return 0
 
 
 def _convolution(args: Any, out: tuple[int, ...]) -> tuple[int, int, int]:

@@ -2,9 +2,9 @@
 
 A search over the size literals of the file (kvc.bench.literals): each trial runs the rewritten file on meta tensors
 (kvc.bench.measure), so that divisibility by heads, groups, patches and windows need not be understood, only tried. A
-trial counts when it performs the same operators. Among the sizes within the budget the search prefers those at which
-every axis that was long still has two tiles and an odd tail, and every contraction at least three blocks of K. It is
-deterministic: it is bounded by trials, not by time.
+trial counts when it performs the same operators, and norms keep enough values for their statistics. Among the sizes
+within the budget the search prefers those at which every axis that was long still has two tiles and an odd tail, and
+every contraction at least three blocks of K. It is deterministic: it is bounded by trials, not by time.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ DIVISORS = (2, 4, 8, 16, 32)
 _SIZE = 16  # smaller literals are kernel sizes, strides, heads and the like, unless they only change inputs
 _TILE, _BLOCK = 64, 32
 _DEEP = 80  # operators beyond which a trial takes long enough to count
+_SAMPLED = (
+    8  # values that a norm's statistics keep: two of them nearly agree sometimes, and the norm amplifies rounding
+)
 _PATIENCE = 5  # rows of the ladder without a setting that works before a literal counts as tied to others
 
 
@@ -148,6 +151,7 @@ class _Search:
                 self.seen[key] = None
             else:
                 same = found.structure == self.full.structure and 0 not in _extents(found)
+                same = same and found.sampled >= min(self.full.sampled, _SAMPLED)
                 self.seen[key] = found if same else None
         return self.seen[key]
 

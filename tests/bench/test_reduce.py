@@ -159,3 +159,34 @@ def get_init_inputs():
     sizes = {value: reduced for _, value, reduced in found.sizes}
     assert found.within and found.coverage > 0.9
     assert sizes[512] <= sizes[1024] < 1024 and sizes[512] > 64
+
+
+NORMED = (
+    HEAD
+    + """
+class Model(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, stride=2),
+            nn.GroupNorm(4, width), nn.AvgPool2d(POOL), nn.BatchNorm2d(width),
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+def get_inputs():
+    return [torch.rand(16, 3, 224, 224)]
+
+def get_init_inputs():
+    return []
+"""
+)
+
+
+@pytest.mark.parametrize(("pool", "full"), [(8, 16 * 36), (55, 16)])
+def test_norms_keep_enough_values_for_their_statistics(pool: int, full: int) -> None:
+    """Of two values, or of one, a norm makes nothing but amplified rounding."""
+    found = reduce(NORMED.replace("POOL", str(pool)), "p.py", Budget(macs=2_000_000, elements=400_000))
+    assert found.full.sampled == full
+    assert 8 <= found.reduced.sampled < full
