@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Decoded programs that a process keeps, in instructions of all of them (about 4 KB each): the same code runs on many
 #: input sets, and the kernels of a deep model one after the other, several times over.
-INSTRUCTIONS_KEPT = 200_000
+INSTRUCTIONS_KEPT = 400_000
 
 
 class SimExecutor:
@@ -101,23 +102,26 @@ class SimExecutor:
 
 
 class _Programs:
-    """The programs that ran last, up to `limit` instructions together; one that is larger stays alone."""
+    """Programs that ran, up to `limit` instructions together; one that is larger stays alone. What makes room is drawn:
+    the kernels of a model run in turn, and of those that ran longest ago the next one is due."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._kept: dict[tuple[str, str, bytes], Program] = {}  # in the order of their last use
+        self._kept: dict[tuple[str, str, bytes], Program] = {}
+        self._draw = Random(0)
 
     def __call__(self, asm: str, arch: str, binary: bytes) -> Program:
         from kvc.simulator import load
 
         key = (asm, arch, binary)
-        program = self._kept.pop(key, None) or load(asm, arch, binary or None)
-        self._kept[key] = program
-        size = sum(len(p.assembly.code) for p in self._kept.values())
-        for oldest in list(self._kept)[:-1]:
-            if size <= self.limit:
-                break
-            size -= len(self._kept.pop(oldest).assembly.code)
+        program = self._kept.get(key)
+        if program is None:
+            program = load(asm, arch, binary or None)
+            room = self.limit - len(program.assembly.code)
+            size = sum(len(p.assembly.code) for p in self._kept.values())
+            while self._kept and size > room:
+                size -= len(self._kept.pop(self._draw.choice(list(self._kept))).assembly.code)
+            self._kept[key] = program
         return program
 
 

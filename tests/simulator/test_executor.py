@@ -83,15 +83,19 @@ def test_refusals() -> None:
 
 
 def test_decoded_programs_are_kept_by_what_they_take() -> None:
-    """A deep model has more kernels than a fixed number of places, and its kernels differ in length."""
-    codes = [compile_hip(SCALE.replace("* a", f"* a * {n}.0f"), "gfx942") for n in range(1, 5)]
+    """A deep model has more kernels than a fixed number of places, and they run in turn, several times over."""
+    codes = [compile_hip(SCALE.replace("* a", f"* a * {n}.0f"), "gfx942") for n in range(1, 7)]
     sizes = [len(load(code.asm, "gfx942").assembly.code) for code in codes]
-    programs = executor_module._Programs(sum(sizes[:3]))
-    first = [programs(code.asm, "gfx942", b"") for code in codes[:3]]
-    assert [programs(code.asm, "gfx942", b"") for code in codes[:3]] == first
-    programs(codes[3].asm, "gfx942", b"")  # the one used longest ago makes room
-    assert programs(codes[2].asm, "gfx942", b"") is first[2]
-    assert programs(codes[0].asm, "gfx942", b"") is not first[0]
+    programs = executor_module._Programs(sum(sizes[:4]))
+    first = [programs(code.asm, "gfx942", b"") for code in codes[:4]]
+    assert [programs(code.asm, "gfx942", b"") for code in codes[:4]] == first
+    known, again = set(map(id, first)), 0
+    for _ in range(8):
+        turn = [programs(code.asm, "gfx942", b"") for code in codes]
+        again += sum(id(p) in known for p in turn)
+        known = set(map(id, turn))
+        assert len(programs._kept) <= 4
+    assert again >= 8  # the ones that ran longest ago making room, it would be none
 
 
 def test_a_program_larger_than_all_the_room_is_kept_while_it_runs() -> None:
