@@ -86,7 +86,7 @@ def symbols(path: Path, args: Sequence[str]) -> Iterator[Symbol | Unread]:
         at = cursor.location.offset
         if kind is None or not named or text[at : at + len(_bare(cursor))].decode(errors="replace") != _bare(cursor):
             continue
-        key = (f"{space}{_bare(cursor)}", cursor.raw_comment)
+        key = (f"{space}{_full(cursor)}", cursor.raw_comment)
         if key in seen or _HIDDEN.search(cursor.raw_comment) or not _stands_here(cursor, text):
             continue
         seen.add(key)
@@ -105,6 +105,8 @@ def _stands_here(cursor: Cursor, text: bytes) -> bool:
     if cursor.spelling.startswith("_"):
         return False  # a tag, or reserved for the implementation
     start, comment = cursor.extent.start.offset, cursor.raw_comment.encode()
+    if text[:start].rstrip().endswith(b"typedef"):
+        return False  # the name of the type says it
     line_end = text.find(b"\n", cursor.extent.end.offset)
     if comment.split(b"\n")[0] in text[cursor.extent.end.offset : line_end if line_end >= 0 else len(text)]:
         return True
@@ -116,6 +118,12 @@ def _stands_here(cursor: Cursor, text: bytes) -> bool:
 def _bare(cursor: Cursor) -> str:
     """A name as it is written: libclang adds template parameters to that of a constructor."""
     return cursor.spelling.partition("<")[0] if cursor.kind.name == "CONSTRUCTOR" else cursor.spelling
+
+
+def _full(cursor: Cursor) -> str:
+    """A name that tells a specialisation of a class from the class."""
+    special = cursor.kind.name in ("STRUCT_DECL", "CLASS_DECL") and "<" in cursor.displayname
+    return cursor.displayname if special else _bare(cursor)
 
 
 def _errors(unit: TranslationUnit, file: str) -> list[tuple[int, str]]:
@@ -153,7 +161,7 @@ def _declarations(cursor: Cursor, file: str, space: str) -> Iterator[tuple[Curso
 
 
 def _symbol(cursor: Cursor, kind: str, space: str, text: bytes) -> Symbol:
-    name, line = f"{space}{_bare(cursor)}", cursor.location.line
+    name, line = f"{space}{_full(cursor)}", cursor.location.line
     comment = comment_of(cursor.raw_comment)
     holder = _definition_of(cursor)
     if holder.kind.name == "ENUM_DECL":
@@ -197,7 +205,7 @@ def _comments_of(items: Sequence[Cursor], text: bytes) -> list[str]:
 
 
 def _said(raw: str) -> str:
-    return " ".join(comment_of(raw).prose().split())
+    return " ".join(re.sub(r"\s*\n\s*[*+-] ", "; ", comment_of(raw).prose()).replace(":;", ":").split())
 
 
 def _definition_of(cursor: Cursor) -> Cursor:
@@ -226,8 +234,9 @@ def _declared(cursor: Cursor, text: bytes) -> str:
         if depth == 0 and (char in "{;" or starts):
             source = source[:at]
             break
-    # The first line has lost its indentation, which the others have.
-    indent = " " * (cursor.extent.start.column - 1)
+    # The first line has lost its indentation, which the others have; a macro ahead of it may have been cut off.
+    later = [len(line) - len(line.lstrip()) for line in source.rstrip().split("\n")[1:] if line.strip()]
+    indent = " " * min([cursor.extent.start.column - 1, *later])
     shown = textwrap.dedent(re.sub(r"\b[A-Z]\w*_EXPORT\b\s*", "", indent + source.rstrip()))
     return f"{shown};" if ")" in shown and len(shown) < _MAX_DECLARED else ""
 

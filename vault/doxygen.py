@@ -26,11 +26,16 @@ _BLOCK = re.compile(
 _EXAMPLES = re.compile(
     r"[@\\]par[ \t]+(?:Code |Usage )?(?:Examples?|Usage|Snippet)[ \t]*:?[ \t]*(?:\n|\Z)", re.IGNORECASE
 )
+_OF_EXAMPLES = re.compile(
+    r"^[ \t]*(?:In (?:the|this|these) examples?|The examples?)\b.*?(?=\n\s*\n|[@\\](?!p\b|c\b|ref\b)|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 _PAR = re.compile(r"[@\\]par\b[ \t]*([^\n]*)")
 _LABELS = {
     "note": "Note:", "warning": "Warning:", "deprecated": "Deprecated:", "pre": "Requires:", "post": "Afterwards:",
     "attention": "Attention:", "remark": "", "see": "See", "sa": "See", "li": "\n* ", "arg": "\n* ", "brief": "",
     "details": "", "short": "", "exception": "Throws", "throw": "Throws", "throws": "Throws", "todo": "", "n": "\n",
+    "overload": "", "copydoc": "See",
 }  # fmt: skip
 _LABEL = re.compile(rf"[@\\]({'|'.join(_LABELS)})\b:?[ \t]*")
 _BULLET = re.compile(r"^\s*(?:[*+-]|\d+[.)])\s+")
@@ -67,6 +72,9 @@ def comment_of(raw: str) -> Comment:
     code = tuple(_dedented(c) for c in _CODE.findall(text))
     text = _CODE.sub("\n\n", text)
     text, lead = _without_examples(text)
+    if code:  # what is said of the examples outside of a paragraph titled so
+        lead = "\n\n".join([lead, *_OF_EXAMPLES.findall(text)])
+        text = _OF_EXAMPLES.sub("", text)
     params = tuple(
         (" ".join(n.split()), t) for n, d in _ITEM.findall(text) if re.search(r"\w", t := " ".join(plain(d).split()))
     )
@@ -107,7 +115,7 @@ def _next_paragraph(text: str) -> int:
 def plain(text: str) -> str:
     """Words without commands. Paragraphs and list items keep lines of their own."""
     text = _HTML.sub(lambda m: f"`{m[2].strip()}`" if m[1] else " ", _MATH.sub("$", text))
-    text = _PAR.sub(lambda m: f"\n\n{m[1].strip().rstrip(':')}:\n\n" if m[1].strip() else "\n\n", _BLOCK.sub(" ", text))
+    text = _PAR.sub(_heading, _BLOCK.sub(" ", text))
     text = _LABEL.sub(lambda m: f"{_LABELS[m[1]]} ", text)
     text = re.sub(r"(`[^`\n]+`) +(?=[.,;:)])", r"\1", _INLINE.sub(_as_code, text))
     parts = [_lines(p) for p in re.split(r"\n\s*\n", text)]
@@ -116,6 +124,13 @@ def plain(text: str) -> str:
     return "\n\n".join(
         p for n, p in enumerate(kept) if not (p.endswith(":") and p.count(" ") < 5 and n + 1 == len(kept))
     )
+
+
+def _heading(found: re.Match[str]) -> str:
+    """The title of a \\par; a whole sentence there is none."""
+    title = found[1].strip().rstrip(":")
+    is_title = title and not title.endswith(".") and len(title.split()) <= 8
+    return f"\n\n{title}{':' if is_title else ''}\n\n"
 
 
 def _as_code(found: re.Match[str]) -> str:
@@ -130,9 +145,9 @@ def _lines(paragraph: str) -> str:
     for line in paragraph.split("\n"):
         if _BULLET.match(line) or not lines:
             depth = (len(line) - len(line.lstrip())) if _BULLET.match(line) else 0
-            lines.append(("  " if depth > 2 else "") + " ".join(line.split()))
+            lines.append(("  " if depth > 1 else "") + " ".join(line.split()))
         else:
-            lines[-1] = f"{lines[-1]} {' '.join(line.split())}".rstrip()
+            lines[-1] = f"{lines[-1]} {' '.join(line.split())}".rstrip() if lines[-1] else " ".join(line.split())
     return "\n".join(line for line in lines if re.search(r"\w", line))
 
 

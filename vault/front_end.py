@@ -73,7 +73,8 @@ class Shown:
 
 class FrontEnd:
     """`include`: folders searched for headers, in order. `own`: those of them that belong to a checkout and have not
-    been through its build (kvc.vault.installed). `macros`: NAME or NAME=VALUE, defined everywhere. Files that it needs live in a temporary folder and go with it."""
+    been through its build (kvc.vault.installed). `macros`: NAME or NAME=VALUE, defined everywhere. Files that it needs
+    live in a temporary folder and go with it."""
 
     def __init__(self, include: Sequence[Path], own: Sequence[Path] = (), macros: Sequence[str] = ()) -> None:
         self._macros = [f"-D{m}" for m in macros]
@@ -121,6 +122,7 @@ class FrontEnd:
             if wrong:
                 return wrong
             words = ["-include-pch", str(self._head_file[1])]
+            code = "\n" * head[0].count("\n") + code[head.end() :]
         return self._run(code, words, beside, is_c)[0]
 
     def _precompiled(self, head: str) -> str:

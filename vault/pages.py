@@ -1,4 +1,4 @@
-"""Pages of documentation (reStructuredText, Markdown) as sections: a title, and prose with code blocks in their order."""
+"""Pages of documentation (reStructuredText, Markdown) as sections: a title, prose, and code blocks in order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ _DIRECTIVE = re.compile(
 )
 _TARGET = re.compile(r"^[ \t]*\.\. (?:_[^\n]*|\|[^\n]*|\[[^\n]*)\n?", re.MULTILINE)
 _REMARK = re.compile(r"^\.\.(?:[ \t]+(?![\w:-]+::)[^\n]*)?\n(?:[ \t]+[^\n]*\n)*", re.MULTILINE)
-_FENCE = re.compile(
-    r"^(?P<in>[ \t]*)```[ \t]*(?P<lang>[\w+]*)[^\n]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL
-)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(?P<lang>[\w+]*)[^\n]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]+?)(?:\s*<[^`>]*>)?`|`([^`<]+?)\s*<[^`>]*>`_+|``([^`]+)``")
 _CPP = {"c++", "cpp", "c", "hip", "cuda"}
 _NOTES = {"note": "Note", "warning": "Warning", "important": "Important", "tip": "Tip", "caution": "Caution"}
@@ -28,8 +26,9 @@ _CODE = {"code", "code-block", "sourcecode", "highlight"}
 _COMMENTS = re.compile(r"<!--.*?-->", re.DOTALL)
 #: A sentence that tells where things stand, and nothing of them.
 _POINTER = re.compile(
-    r"\b(?:this|these|the following|the next|below|above|following)\b[^.]*\b(?:document|page|section|chapter|topic|table|list|"
-    r"code|example|sample|command)s?\b|^(?:here|see|refer|for more|to learn|for details|click)\b|\b(?:refer to|see)\b",
+    r"\b(?:this|these|the following|the next|below|above|following)\b[^.]*\b"
+    r"(?:document|page|section|chapter|topic|table|list|code|example|sample|command)s?\b"
+    r"|^(?:here|see|refer|for more|to learn|for details|click)\b|\b(?:refer to|see)\b",
     re.IGNORECASE,
 )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvc.diagnostics import KvcError
 from kvc.vault.declarations import Symbol, Unread, symbols
-from kvc.vault.front_end import FrontEnd, Shown
+from kvc.vault.front_end import Failed, FrontEnd, Shown
 from kvc.vault.pages import Section, sections
 
 REPORT = "dropped.jsonl"
@@ -64,8 +64,9 @@ class Checkout:
     commit: str
     front_end: FrontEnd
     tally: Counter[str]
-    #: Name of a documented declaration, without its namespace -> the header that has it, as it is included.
-    headers: dict[str, str]
+    #: Name of a documented declaration -> (the header that has it, as it is included; the namespace that it is in).
+    headers: dict[str, tuple[str, str]]
+    spaces: set[str]  # namespaces among those of the declarations; the others are classes
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -90,7 +91,9 @@ def make(
         raise KvcError("KVC0101", f"{source} has no licence file that is known", hint="say it with --licence SPDX")
     own = _own_includes(root)
     tally: Counter[str] = Counter()
-    checkout = Checkout(root, name, found, commit or _commit(root), FrontEnd([*own, *include], own, macros), tally, {})
+    checkout = Checkout(
+        root, name, found, commit or _commit(root), FrontEnd([*own, *include], own, macros), tally, {}, set()
+    )
     counts: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     seen: set[str] = set()
@@ -203,7 +206,10 @@ def _of_headers(checkout: Checkout) -> Iterator[Pair | Dropped]:
         said = [s for s in found if isinstance(s, Symbol) and (s.values or len(s.comment.prose().split()) >= 4)]
         overloads = Counter(s.name for s in said if s.callable)
         for symbol in found:
-            checkout.headers.setdefault(symbol.name.rpartition("::")[2], _include_of(checkout, path))
+            space, _, bare = symbol.name.rpartition("::")
+            checkout.headers.setdefault(bare, (_include_of(checkout, path), space))
+            if space and isinstance(symbol, Symbol) and symbol.kind not in ("member function", "constructor"):
+                checkout.spaces.add(space)
             if isinstance(symbol, Unread):
                 yield Dropped("function", checkout.relative(path), symbol.line, symbol.why)
         for symbol in said:
@@ -354,10 +360,21 @@ def _of_pages(checkout: Checkout) -> Iterator[Pair | Dropped]:
             yield from _of_section(checkout, path, section)
 
 
-def _headers_for(checkout: Checkout, code: str) -> list[str]:
-    """Headers of the library whose declarations a piece of code names."""
-    found = (checkout.headers.get(word) for word in dict.fromkeys(re.findall(r"[A-Za-z_]\w{3,}", code)))
-    return list(dict.fromkeys(h for h in found if h))
+def _compiled_excerpt(checkout: Checkout, code: str) -> str | Failed:
+    """An excerpt of a page with the headers of the library whose declarations it names; where that does not do, with
+    their namespaces opened as well."""
+    words = dict.fromkeys(re.findall(r"[A-Za-z_]\w{3,}", code))
+    known = [found for word in words if (found := checkout.headers.get(word))]
+    headers = list(dict.fromkeys(header for header, _ in known))
+    spaces = dict.fromkeys(space for _, space in known if space in checkout.spaces)
+    using = "".join(f"using namespace {space};\n" for space in spaces)
+    made = checkout.front_end.compiled_form(code, headers)
+    if isinstance(made, Failed) and using:
+        second = checkout.front_end.compiled_form(f"{using}\n{code}", headers)
+        made = second if isinstance(second, Shown) else made
+    if isinstance(made, Failed):
+        return made
+    return "".join(f"#include <{h}>\n" for h in headers if h not in made.text) + made.text.strip()
 
 
 def _of_section(checkout: Checkout, path: Path, section: Section) -> Iterator[Pair | Dropped]:
@@ -367,12 +384,10 @@ def _of_section(checkout: Checkout, path: Path, section: Section) -> Iterator[Pa
         if not part.is_cpp:
             continue
         checkout.tally["tried"] += 1
-        headers = _headers_for(checkout, part.text)
-        made = checkout.front_end.compiled_form(part.text, headers)
-        if isinstance(made, Shown):
+        made = _compiled_excerpt(checkout, part.text)
+        if isinstance(made, str):
             checkout.tally["compiled"] += 1
-            includes = "".join(f"#include <{h}>\n" for h in headers if h not in made.text)
-            shown[number] = f"{includes}{made.text.strip()}"
+            shown[number] = made
             code = "compiled"
         else:
             yield Dropped("page", checkout.relative(path), section.line, made.why)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from kvc.diagnostics import KvcError
 from kvc.vault.doxygen import comment_of
-from kvc.vault.front_end import FrontEnd
+from kvc.vault.front_end import FrontEnd, Shown, completed
+from kvc.vault.pages import sections
 from kvc.vault.qa import REPORT, make
 
 HEADER = r"""
@@ -175,3 +176,157 @@ def test_comments_come_apart() -> None:
     )
     assert (found.brief, found.returns) == ("One `x`. More of it.", "nothing")
     assert "A point." in found.details
+
+
+REAL = r"""
+#pragma once
+#include "real-version.h"
+#include "real/real-export.h"
+#include <real/types.h>
+
+/*! Where a scalar is read. */
+typedef enum realMode_ {
+  REAL_HOST = 0,   /** from host memory */
+  REAL_DEVICE = 4, /** from device memory */
+} realMode_t;
+
+namespace real {
+class Plan;
+/// \brief A plan of one transform, made once and run many times on the same device.
+struct Plan {
+    /// \brief Runs the plan on a stream, in place, without any allocation of its own.
+    /// \param [in] first, last - where the elements begin and end.
+    /// \retval 0 it ran.
+    /// \retval 1 sizes differ.
+    /// \par Examples
+    /// \parblock
+    /// The example runs a plan of \p float.
+    /// \code
+    /// void example(...)
+    /// {
+    ///     float* x = ...;
+    ///     // ...
+    ///     real::Plan().run(x, x);
+    ///     ...
+    /// }
+    /// \endcode
+    /// \endparblock
+    template <class T> int run(T first, T last) { return first == last; }
+    /// \brief Runs the plan with a scale, which it applies to each of the elements.
+    template <class T> int run(T first, T last, float scale) { return first == last && scale > 0; }
+private:
+    /// \brief Nobody can call this, so that nobody needs to know what it is for.
+    int hidden();
+};
+/// \brief Returns how many elements a plan has, in units of a wave of 64 lanes.
+REAL_EXPORT real_size lanes(const Plan& plan);
+#define REAL_TWICE(name) inline int name##Twice(int x) { return 2 * x; }
+/// \brief This comment belongs to an expansion of a macro and to no function of a user.
+REAL_TWICE(both)
+}
+"""
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path) -> Path:
+    root = tmp_path / "real"
+    files = {
+        "library/include/real.hpp": REAL,
+        "library/include/types.h": "#pragma once\ntypedef unsigned long real_size;\n",
+        "library/include/real-version.h.in": "#define REAL_MAJOR @real_VERSION_MAJOR@\n#cmakedefine REAL_FAST\n",
+        "clients/include/bench.h": "/*! Times a call for those who work on it. */\nint realBench(int n);\n",
+        "clients/samples/helper/util.h": "#include <real/real.hpp>\ninline int util() { return REAL_MAJOR; }\n",
+        "clients/samples/one/one.cpp": '#include "util.h"\nint main() { return real::lanes(real::Plan()) + util(); }\n',
+        "LICENSE": "Permission is hereby granted, free of charge, to any person\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_checkout_that_was_never_built_is_read_as_it_would_be_installed(unbuilt: Path) -> None:
+    pairs, dropped, result = run(unbuilt)
+    lanes = next(p for p in pairs if p["kind"] == "function")
+    assert "#include <real/real.hpp>" in lanes["answer"] and "real_size call(" in lanes["answer"]
+    sample = next(p for p in pairs if p["kind"] == "sample")
+    assert "inline int util()" in sample["answer"]  # without its helper it is no complete program
+    assert not any("realBench" in p["answer"] for p in pairs) and not dropped, dropped
+    assert result["code"] == {"tried": 5, "compiled": 5, "kept": 5}
+
+
+def test_members_and_overloads_are_told_apart_and_cited_where_they_are_defined(unbuilt: Path) -> None:
+    pairs, _, _ = run(unbuilt)
+    lines = REAL.splitlines()
+    by_question = {p["question"]: p for p in pairs}
+    short = next(p for q, p in by_question.items() if "run(first, last) do" in q)
+    assert any("run(first, last, scale) do" in q for q in by_question)
+    assert "- `first, last`: where the elements" in short["answer"]
+    assert "- `0`: it ran." in short["answer"] and "- `1`: sizes differ." in short["answer"]
+    assert "The example" not in short["answer"] and "template <class T> int run(T first, T last);" in short["answer"]
+    plan = next(p for q, p in by_question.items() if "struct real::Plan" in q)
+    assert plan["line"] == lines.index("struct Plan {") + 1
+    assert "hidden" not in json.dumps(pairs) and "Twice" not in json.dumps(pairs)
+
+
+def test_what_an_example_leaves_out_is_written_as_code_that_compiles(unbuilt: Path) -> None:
+    example = next(p for p in run(unbuilt)[0] if p["kind"] == "example")
+    assert "float* x{/* ... */};" in example["answer"] and "example(/* ... */)" in example["answer"]
+    assert "The example runs a plan of `float`." in example["answer"]
+    same = 'try { f(a, ...); } catch (...) { s = "..."; } // ...'
+    assert completed(same) == same
+
+
+def test_a_comment_behind_an_enumerator_is_that_enumerators(unbuilt: Path) -> None:
+    enum = next(p for p in run(unbuilt)[0] if p["kind"] == "enum")
+    assert "- `REAL_HOST` = 0: from host memory\n- `REAL_DEVICE` = 4: from device memory" in enum["answer"]
+
+
+def test_headers_of_an_older_compiler_pass() -> None:
+    code = """
+#include <type_traits>
+static_assert(__AMDGCN_WAVEFRONT_SIZE == 64, "");
+namespace std { template <> struct is_floating_point<_Float16> : true_type {}; }
+int both = max(1, 2);
+"""
+    assert FrontEnd([]).problem(code) == ""
+
+
+def test_precompiled_headers_change_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_text("inline int a() { return 1; }\n")
+    (tmp_path / "b.h").write_text("inline int b() { return missing; }\n")
+    front_end = FrontEnd([tmp_path])
+    for _ in range(2):
+        assert front_end.problem("#include <a.h>\nint x = a();\n") == ""
+        assert "missing" in front_end.problem("#include <b.h>\nint x = b();\n")
+        assert "b" in front_end.problem("#include <a.h>\nint x = b();\n")
+    assert isinstance(front_end.compiled_form("std::vector<int> v{a()};", ["a.h"]), Shown)
+
+
+def test_sections_keep_code_in_place_and_lose_what_announces_lost_code() -> None:
+    text = """Page
+====
+
+Run the tests of the library after each change of the build, as all of them must pass. For one test alone:
+
+.. code-block:: bash
+
+   tests --filter=one
+
+The call that follows is a fragment:
+
+.. code-block:: cpp
+
+   fragment(
+
+Where is more?
+--------------
+
+This section lists the samples that come with the library, one for each of the operations that it has.
+"""
+    one, two = sections(text)
+    answer = one.answer({})
+    assert answer.endswith("```bash\ntests --filter=one\n```") and "fragment" not in answer
+    assert "fragment();" in one.answer({3: "fragment();"})
+    assert two.answer({}) == "" and two.question("x") == "Where is more? (x: Page)"
+    assert (one.line, two.line) == (1, 16)
