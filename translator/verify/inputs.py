@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvc.dtypes import DType
 from kvc.kernel import Axis, Call, Const, Expr, KernelSpec, Load, Reduce, Scan, Scatter, walk
 from kvc.verify.index_ranges import float_indices, narrowed
+from kvc.verify.peaks import peaked, reduced_by_maximum
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,7 @@ def draw(spec: KernelSpec, name: str, seed: int, domain: Domain = Domain()) -> d
     ranges = integer_ranges(spec)
     near = thresholds(spec)
     peaks = _takes_a_maximum(spec)
+    maxima = {} if _sums_products(spec) else reduced_by_maximum(spec)
     inputs = {}
     for position, operand in enumerate(spec.inputs):
         generator = torch.Generator().manual_seed(zlib.crc32(f"{spec.hash}/{name}/{seed}/{position}".encode()))
@@ -105,14 +107,23 @@ def draw(spec: KernelSpec, name: str, seed: int, domain: Domain = Domain()) -> d
             if name == "large" and operand.dtype.bits < 32 and peaks:
                 # Peaks beyond the range of exp: softmax without the true maximum must overflow.
                 x = torch.where(torch.rand(shape, generator=generator) < 1 / 16, 16.0 * x, x)
+            if name in ("large", "negative") and operand.dtype.bits >= 16 and domain.of(operand.name) == "any":
+                # In turn: the second set goes on where the rows of the first end.
+                for dim, op in maxima.get(operand.name, ()):
+                    x = peaked(x, dim, op, turn=int(name == "negative"), generator=generator)
             inputs[operand.name] = x.to(to)
     return inputs
 
 
 def _takes_a_maximum(spec: KernelSpec) -> bool:
     """Whether a spec reduces by a maximum, and sums no products: those of peaks would leave the range of 16 bits."""
+    over = [s.over.op for s in spec.body if isinstance(s.over, Reduce | Scan)]
+    return "max" in over and not _sums_products(spec)
+
+
+def _sums_products(spec: KernelSpec) -> bool:
     over = [(s.over.op, len(list(s.loads()))) for s in spec.body if isinstance(s.over, Reduce | Scan)]
-    return any(op == "max" for op, _ in over) and not any(op == "sum" and loads > 1 for op, loads in over)
+    return any(op == "sum" and loads > 1 for op, loads in over)
 
 
 def thresholds(spec: KernelSpec) -> tuple[float, ...]:
