@@ -26,7 +26,7 @@ from kvc.frontends.fx.capture import capture
 from kvc.graph import Graph
 from kvc.kernel import KernelSpec
 from kvc.pipeline_graph import plan
-from kvc.text import parse_kernel
+from kvc.text import parse_kernel, print_kernel
 from kvc.verify.judge import Bench, judge
 from kvc.verify.oracle import Examiner
 from kvc.verify.verdict import Rejected
@@ -86,6 +86,7 @@ def main() -> int:
     options.add_argument("--arch", default="gfx942")
     options.add_argument("--dtype", choices=DTYPES, action="append", help="of the model files; both by default")
     options.add_argument("--every-emitter", action="store_true")
+    options.add_argument("--only", default="", help="kernels whose name or text contains this, as in: = max(")
     given = options.parse_args()
     torch.set_num_threads(1)
     started, counts, codes = time.monotonic(), Counter[str](), Counter[str]()
@@ -95,7 +96,7 @@ def main() -> int:
         for what in given.what:
             for label, spec in specs_of(what, language, tuple(given.dtype or DTYPES)):
                 identity = f"{name} {spec.hash}"
-                if identity in seen:
+                if identity in seen or given.only not in f"{label}\n{print_kernel(spec)}":
                     continue
                 seen.add(identity)
                 for candidate in candidates(Task(spec, arch(given.arch)), language, given.every_emitter):
