@@ -59,8 +59,9 @@ class Stepper:
         )  # fmt: skip
         norms = (block.input_layernorm, attention.q_norm, attention.k_norm, block.post_attention_layernorm)
         size = (self.batch, s.kv_heads, time, s.head)
-        cache = (torch.zeros(size, dtype=self.dtype, device=self.device) for _ in range(2))
-        return _Layer(*(m.weight.to(self.dtype) for m in linear), norms, *cache)  # type: ignore[arg-type, misc]
+        q, k, v, o, gate, up, down = (m.get_parameter("weight").to(self.dtype) for m in linear)
+        keys, values = (torch.zeros(size, dtype=self.dtype, device=self.device) for _ in range(2))
+        return _Layer(q, k, v, o, gate, up, down, norms, keys, values)
 
     def logits(self, token: Tensor, at: int) -> Tensor:
         """Logits [batch, vocabulary] after token [batch] at a position; they hold until the next step."""
