@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import lzma
 import shutil
 import sys
@@ -26,12 +27,14 @@ PACKAGES = ("lark", "typer", "click", "rich", "markdown-it-py", "mdurl", "pygmen
 _SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
 
 
-def copy_package(name: str, folder: Path) -> None:
-    """Copy the installed files of a distribution, its metadata included; nothing where it is not installed."""
+def copy_package(name: str, folder: Path) -> list[str]:
+    """Copy the installed files of a distribution, its metadata included; nothing where it is not installed. Gives what
+    lies in `folder` for it."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return
+        return []
+    made: set[str] = set()
     for file in found.files or ():
         source = Path(str(found.locate_file(file)))
         if ".." in file.parts or "__pycache__" in file.parts or source.suffix == ".so" or not source.is_file():
@@ -39,6 +42,8 @@ def copy_package(name: str, folder: Path) -> None:
         target = folder / str(file)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+        made.add(file.parts[0])
+    return sorted(made)
 
 
 def copy_kvc(folder: Path) -> None:
@@ -120,11 +125,20 @@ _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9, "dic
 
 #: Runs there, where nothing of kvc can be imported yet.
 UNPACK = '''\
-"""Unpack the compiler of FOLDER into BUNDLE, once: python3 unpack.py FOLDER BUNDLE"""
+"""Unpack the compiler of FOLDER into BUNDLE, once: python3 unpack.py FOLDER BUNDLE
 
-import lzma, pathlib, shutil, sys, tarfile
+Of the packages that came along, those that the Python here has are removed: its own fit what else it has."""
+
+import importlib.metadata, json, lzma, pathlib, shutil, sys, tarfile
 
 source, bundle = map(pathlib.Path, sys.argv[1:3])
+here = [path for path in sys.path if pathlib.Path(path or ".").resolve() != bundle.resolve()]
+listed = bundle / "packages.json"
+for name, parts in json.loads(listed.read_text() if listed.is_file() else "{}").items():
+    if next(iter(importlib.metadata.distributions(name=name, path=here)), None) is None:
+        continue
+    for part in map(bundle.joinpath, parts):
+        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 for where in source.glob("*.where"):
     program = bundle / where.read_text().strip()
     if program.is_file():
@@ -144,8 +158,8 @@ def bundle(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     copy_kvc(folder)
-    for name in PACKAGES:
-        copy_package(name, folder)
+    packages = {name: copy_package(name, folder) for name in PACKAGES}
+    (folder / "packages.json").write_text(json.dumps(packages))
     (folder / "unpack.py").write_text(UNPACK)
 
 

@@ -30,6 +30,17 @@ def test_a_bundle_runs_kvc_with_its_targets_and_commands(tmp_path: Path) -> None
     assert not list((tmp_path / "bundle").rglob("*.pyc")) and (tmp_path / "bundle" / "unpack.py").is_file()
 
 
+def test_packages_that_are_there_already_are_taken_from_there(tmp_path: Path) -> None:
+    made = tmp_path / "bundle"
+    bundle.bundle(made)
+    unpack = ["bundle/unpack.py", "nothing", "bundle"]
+    bare = [sys.executable, "-S", "-E", *unpack]  # without site-packages
+    subprocess.run(bare, cwd=tmp_path, check=True)
+    assert (made / "typer").is_dir() and (made / "lark").is_dir()
+    subprocess.run([sys.executable, *unpack], cwd=tmp_path, check=True)
+    assert not (made / "typer").exists() and not (made / "lark").exists() and (made / "kvc").is_dir()
+
+
 def test_what_is_packed_comes_back_executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lark
 
