@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 PARAMETER = "choice"
 MEASURED, ESTIMATE = "measured", "estimate"
 GRID = 24  # a space of at most so many choices is gone through in its own order
+CHOOSING_S = 20.0  # that a process may take to choose, once it has begun a trial
 DEATHS = 2  # a choice that was being tried when so many processes died is not tried again
 STARTUP = 8  # trials before the sampler models anything
 SIMILAR = 3  # best choices that are taken over from each study of a similar spec
@@ -41,6 +43,12 @@ class Result:
     choice: str
     us: float
     pruned: bool = False
+
+
+def _label(trial: optuna.trial.FrozenTrial) -> str | None:
+    """The choice of a trial, that of an enqueued one before anybody has begun it too; None while it has none."""
+    found = trial.params.get(PARAMETER, trial.system_attrs.get("fixed_params", {}).get(PARAMETER))
+    return None if found is None else str(found)
 
 
 def default_storage(task: Task) -> str:
@@ -171,12 +179,7 @@ class Study:
         """Choices to try first, in this order. Those that are known or wait already are left out."""
         from optuna.trial import TrialState
 
-        waiting = {
-            t.system_attrs.get("fixed_params", {}).get(PARAMETER)
-            for t in self._trials()
-            if t.state == TrialState.WAITING
-        }
-        taken = self._taken() | waiting
+        taken = self._taken() | {_label(t) for t in self._trials() if t.state == TrialState.WAITING}
         for label in dict.fromkeys(labels):
             if label in self.choices and label not in taken:
                 self._study.enqueue_trial({PARAMETER: label})
@@ -189,11 +192,9 @@ class Study:
             trial = self._study.ask(self._space)
             trial.set_user_attr("owner", self._owner)
             label = str(trial.params[PARAMETER])
-            earlier = [
-                t for t in self._trials()
-                if t.number < trial.number and t.params.get(PARAMETER) == label
-                and (t.state == TrialState.RUNNING or t.state == TrialState.COMPLETE or t.state == TrialState.PRUNED)
-            ]  # fmt: skip
+            before = self._chosen_before(trial.number)
+            mine = [t for t in before if _label(t) == label and not t.user_attrs.get("repeat")]
+            earlier = [t for t in mine if t.state != TrialState.FAIL]
             if not earlier and label not in self.quarantine():
                 return trial, self.choices[label]
             self._repeat(trial, earlier)
@@ -202,6 +203,23 @@ class Study:
             if other is None:
                 return None
             self.enqueue([other.label])
+
+    def _chosen_before(self, number: int) -> list[optuna.trial.FrozenTrial]:
+        """The trials of lower numbers, once all that are begun have their choice. A trial gets its number before its
+        choice: without the wait two processes may choose alike and neither see the other (Lamport's bakery, 1974).
+        Who has not chosen after CHOOSING_S died meanwhile."""
+        from optuna.trial import TrialState
+
+        until = time.monotonic() + CHOOSING_S
+        while True:
+            trials = [t for t in self._trials() if t.number < number]
+            choosing = [t for t in trials if t.state == TrialState.RUNNING and _label(t) is None]
+            if not choosing:
+                return trials
+            if time.monotonic() > until:
+                for trial in choosing:
+                    self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            time.sleep(0.01)
 
     def _repeat(self, trial: optuna.trial.Trial, earlier: Sequence[optuna.trial.FrozenTrial]) -> None:
         """Answer a repeated question with what is known, so that the sampler learns nothing wrong."""

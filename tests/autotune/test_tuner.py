@@ -266,3 +266,24 @@ def test_a_storage_that_is_none(url: str, code: str) -> None:
     with pytest.raises(KvcError) as caught:
         open_storage(url)
     assert caught.value.code == code
+
+
+def test_who_begins_later_waits_for_the_choice_of_who_began_before(tmp_path: Path, monkeypatch) -> None:
+    """Between its number and its choice a trial of another process cannot be compared with."""
+    from optuna.trial import TrialState
+
+    study = study_in(str(tmp_path / "s.journal"))
+    other = study._study.ask()  # begun, and no choice yet
+    monkeypatch.setattr("kvc.autotune.study.CHOOSING_S", 0.2)
+    trial, choice = study.ask() or (None, None)
+    assert trial is not None and choice is not None
+    assert study._study.get_trials()[other.number].state == TrialState.FAIL  # it never chose
+
+
+def test_an_enqueued_choice_that_another_began_meanwhile_is_not_tried_again(tmp_path: Path) -> None:
+    study = study_in(str(tmp_path / "s.journal"))
+    first, choice = study.ask() or (None, None)
+    assert first is not None and choice is not None
+    study._study.enqueue_trial({"choice": choice.label})  # as by a process that did not see it yet
+    second, another = study.ask() or (None, None)
+    assert second is not None and another is not None and another.label != choice.label
