@@ -193,8 +193,8 @@ class Study:
             trial.set_user_attr("owner", self._owner)
             label = str(trial.params[PARAMETER])
             before = self._chosen_before(trial.number)
-            mine = [t for t in before if _label(t) == label and not t.user_attrs.get("repeat")]
-            earlier = [t for t in mine if t.state != TrialState.FAIL]
+            alike = [t for t in before if _label(t) == label and not t.user_attrs.get("repeat")]
+            earlier = [t for t in alike if t.state != TrialState.FAIL]
             if not earlier and label not in self.quarantine():
                 return trial, self.choices[label]
             self._repeat(trial, earlier)

@@ -115,10 +115,7 @@ def beyond_its_dtype(
     """Why the criterion cannot be met by rounding alone: the original misses its own float64 result by more than the
     tolerance, and the candidate by no more than twice as much. "" where either is not so, or there is no float64."""
     import torch
-    from torch.utils import _pytree as pytree
-
-    def double(x: Any) -> Any:
-        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+    from kvc.verify.widened import own_dtype, to_double, widened
 
     def excess(oracle: torch.Tensor, got: torch.Tensor) -> float:
         tolerance = tolerance_of(got)
@@ -131,7 +128,8 @@ def beyond_its_dtype(
             seeded(seed)
             inputs = list(get_inputs())
             try:
-                oracle = _first(exact(*pytree.tree_map(double, inputs)))
+                with widened(own_dtype(module, inputs)):
+                    oracle = _first(exact(*to_double(inputs)))
             except (RuntimeError, TypeError):  # a model that mixes float types by hand
                 return ""
             own = max(own, excess(oracle, _first(original(inputs))))

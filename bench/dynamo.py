@@ -156,11 +156,13 @@ def _graphs(work: Work) -> Iterator[None]:
 def _evaluate(work: Work, module: Any, compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     import torch
     from kvc.verify.model import leaves
+    from kvc.verify.widened import own_dtype, widened
 
     with torch.no_grad():
         expected = leaves(module(*args, **kwargs))
         twin, wide = _wide(module, args, kwargs)
-        oracle = leaves(twin(*wide[0], **wide[1]))
+        with widened(own_dtype(module, (args, kwargs))):
+            oracle = leaves(twin(*wide[0], **wide[1]))
         with work.timed("first call"):
             got = leaves(compiled(*args, **kwargs))
         with work.timed("second call"):
@@ -175,12 +177,9 @@ def _evaluate(work: Work, module: Any, compiled: Any, args: Sequence[Any], kwarg
 
 def _wide(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
     """The module and its arguments in float64."""
+    from kvc.verify.widened import to_double
 
-    def double(x: Any) -> Any:
-        return x.double() if x.is_floating_point() else x
-
-    twin = copy.deepcopy(module).double()
-    return twin, ([double(x) for x in args], {name: double(x) for name, x in kwargs.items()})
+    return copy.deepcopy(module).double(), to_double((list(args), dict(kwargs)))
 
 
 def _train(work: Work, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -37,9 +37,8 @@ DIVISORS = (2, 4, 8, 16, 32)
 _SIZE = 16  # smaller literals are kernel sizes, strides, heads and the like, unless they only change inputs
 _TILE, _BLOCK = 64, 32
 _DEEP = 80  # operators beyond which a trial takes long enough to count
-_SAMPLED = (
-    8  # values that a norm's statistics keep: two of them nearly agree sometimes, and the norm amplifies rounding
-)
+#: Values that a norm's statistics keep: two of them nearly agree sometimes, and the norm amplifies rounding.
+_SAMPLED = 8
 _PATIENCE = 5  # rows of the ladder without a setting that works before a literal counts as tied to others
 
 

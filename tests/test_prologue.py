@@ -14,13 +14,13 @@ from kvc.diagnostics import KvcError
 from kvc.emitter import Candidate, Launch, Origin, Scratch, Task
 from kvc.explain import explain
 from kvc.frontends.fx.capture import capture
-from kvc.module_source import launches_ahead
 from kvc.passes.memory import memory_plan
 from kvc.pipeline_graph import plan
 from kvc.plan import Invoke, Plan
 from kvc.templates import render
 from kvc.text import parse_kernel
 from kvc.verify.model import check_prepared, written_module
+from kvc.workspace import launches_ahead
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,21 +168,14 @@ def test_another_stream_waits_for_the_replay_before(device: dict[str, Any]) -> N
 
 def test_threads_take_turns() -> None:
     w, run = torch.randn(4, 5), Replayed(Model(), "inference", (1,))  # type: ignore[arg-type]
-    failed: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(50):
-                check(run, w)
-        except BaseException as error:
-            failed.append(error)
+    def work(_: int) -> None:
+        for _ in range(50):
+            check(run, w)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed and run.recordings == 1
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))  # raises what a thread raised
+    assert run.recordings == 1
 
 
 def test_obstacles(caplog: pytest.LogCaptureFixture) -> None:

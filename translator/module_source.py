@@ -5,13 +5,12 @@ from __future__ import annotations
 import keyword
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import kvc
 from kvc.dtypes import DType, dtype
-from kvc.emitter import Candidate
 from kvc.graph import Arg, Attr, Graph, Input, Ref, TensorType
 from kvc.kernel import contiguous
 from kvc.library_forms import LibraryForm
@@ -19,11 +18,10 @@ from kvc.passes.memory import MemoryPlan
 from kvc.plan import Fallback, Invoke, Plan, Step
 from kvc.verify.buffers import buffer_of
 from kvc.verify.verdict import Artifact
+from kvc.workspace import ALIGN, launches_ahead, workspace_layout
 
 if TYPE_CHECKING:
     import torch
-
-ALIGN = 256  # of every region of the arena, in bytes
 
 
 @dataclass(frozen=True)
@@ -79,32 +77,6 @@ def identifier(name: str, taken: set[str]) -> str:
         chosen = f"{stem}_{n}"
     taken.add(chosen)
     return chosen
-
-
-def workspace_layout(
-    candidate: Candidate, start: int, without: Collection[str] = ()
-) -> tuple[dict[str, tuple[int, int]], int]:
-    """(offset, bytes) of each scratch buffer from `start` on, and where they end; no room for those of `without`."""
-    layout = {}
-    for scratch in (s for s in candidate.workspace if s.name not in without):
-        nbytes = scratch.numel * dtype(scratch.dtype).bytes
-        layout[scratch.name] = (start, nbytes)
-        start += -(-nbytes // ALIGN) * ALIGN
-    return layout, start
-
-
-def launches_ahead(candidate: Candidate, settled: Collection[str]) -> tuple[int, ...]:
-    """The positions of launches that need not run at each call, since the operands that they prepare in scratch
-    (`settled`: operands that stay the same from call to call) do not change."""
-    scratch = {s.name for s in candidate.workspace}
-    found: list[int] = []
-    seen: set[str] = set()
-    for number, launch in enumerate(candidate.launches):
-        own = set(launch.args)
-        if launch.ahead and own - scratch <= set(settled) and own & scratch and not own & seen:
-            found.append(number)
-        seen |= own & scratch
-    return tuple(found)
 
 
 class _Writer:

@@ -79,17 +79,14 @@ class _Course:
         self, network: Decoder, count: int, samples: int, step: int, what: str, most: int = 2048,
         until: float = math.inf,
     ) -> int:  # fmt: skip
-        """Answer prompts and hand the answers to the judges, batch by batch; gives their number. No batch is begun
-        after `until` (of time.monotonic())."""
+        """Answer prompts and hand the answers to the judges, batch by batch; gives their number. `until` as there."""
         number = 0
-        written = answers(network, self.corpus, self.tokenizer, count, samples=samples, most=most)
+        written = answers(network, self.corpus, self.tokenizer, count, samples=samples, most=most, until=until)
         for number, row in enumerate(written, 1):
             row |= {"text": row["text"][:LONGEST_ANSWER], "step": step, "what": what, "key": f"{what}/{step}/{number}"}
             self.rows[row["key"]] = row
             if self.targets.setdefault(row["target"], is_judgeable(row["target"])):
                 self.judges.add(row)
-            if time.monotonic() > until:
-                break
         return number
 
     def probe(self, network: Decoder, step: int) -> None:

@@ -217,15 +217,17 @@ def _finish(run: Run, network: Decoder, optimise: torch.optim.AdamW, step: int, 
 
 def answers(
     network: Decoder, corpus: Corpus, tokenizer: Tokenizer, count: int, batch: int = 256, samples: int = 0,
-    temperature: float = 0.6, most: int = 2048,
+    temperature: float = 0.6, most: int = 2048, until: float = math.inf,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Answers to the first `count` held-out prompts, in batches of like length: a greedy one each (`sample` 0), then
-    `samples` drawn ones (1, 2, ...)."""
+    `samples` drawn ones (1, 2, ...). No batch is begun after `until` (of time.monotonic())."""
     rows: list[dict[str, Any]] = sorted(corpus.heldout[:count], key=lambda r: len(r["prompt"]))
     generator = torch.Generator(network.cosine.device)
     generator.manual_seed(0)
     for number in range(samples + 1):
         for start in range(0, len(rows), batch):
+            if time.monotonic() > until:
+                return
             some = rows[start : start + batch]
             warm = temperature if number else 0.0
             written = sample(network, [r["prompt"] for r in some], most, EOS, warm, generator)

@@ -22,6 +22,7 @@ from kvc.verify.compare import compare
 from kvc.verify.judge import Bench
 from kvc.verify.oracle import perturbed
 from kvc.verify.verdict import OutputError
+from kvc.verify.widened import own_dtype, to_double, widened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,16 +84,6 @@ def leaves(result: Any) -> Outputs:
     return {f"out{n}": t.detach() for n, t in enumerate(tensors)}
 
 
-def _to_double(value: Any) -> Any:
-    import torch
-    from torch.utils import _pytree as pytree
-
-    def convert(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-    return pytree.tree_map(convert, value)
-
-
 def _nudging(seed: int) -> Any:
     """While it is entered, the result of every ATen operator that computes (no view, nothing in place) is moved by up
     to one fp32 ulp an element: what another order of the same roundings may give (Monte Carlo arithmetic)."""
@@ -115,37 +106,23 @@ def _nudging(seed: int) -> Any:
     return Nudging()
 
 
-def _widened() -> Any:
-    """While it is entered, a tensor cast to a narrower float is rounded to it and goes on in float64. What the model
-    computes from it is then exact, and not as eager computes in that dtype: the oracle must be better than eager."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Widened(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if func is torch.ops.aten._to_copy.default and result.is_floating_point():
-                return result.double()
-            return result
-
-    return Widened()
-
-
 def reference_of_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0, growth: float = 2.0
 ) -> ModelReference:
-    """The reference by running the original module: once as it is, twice in float64, where casts to narrower floats
-    round and nothing else does. Modules that cannot run in float64 raise RuntimeError or TypeError from torch."""
+    """The reference by running the original module: once as it is, twice in float64 (kvc.verify.widened). Modules that
+    cannot run in float64 raise RuntimeError or TypeError from torch."""
     import copy
 
     import torch
+
+    own = own_dtype(module, (args, dict(kwargs)))
 
     def run(double: bool, moving: bool = False) -> Outputs:
         twin = copy.deepcopy(module)
         given, named = (args, dict(kwargs))
         if double:
             twin = twin.double()
-            given, named = _to_double(given), _to_double(named)
+            given, named = to_double(given), to_double(named)
         if moving:
             with torch.no_grad():
                 moved = perturbed(dict(twin.named_parameters()), seed)
@@ -155,8 +132,8 @@ def reference_of_module(
             moved = perturbed(flat, seed + 1)
             given = tuple(moved.get(f"{n}", x) for n, x in enumerate(given))
         before = {name: b.clone() for name, b in twin.named_buffers()}
-        widened, nudging = _widened() if double else nullcontext(), _nudging(seed + 2) if moving else nullcontext()
-        with torch.no_grad(), nudging, widened:
+        wide, nudging = widened(own) if double else nullcontext(), _nudging(seed + 2) if moving else nullcontext()
+        with torch.no_grad(), nudging, wide:
             result = leaves(twin(*given, **named))
         changed = {n: b for n, b in twin.named_buffers() if not torch.equal(b, before[n])}
         # A deep copy keeps the strides of a view; `clone` makes some views dense.
